@@ -36,8 +36,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Sequences of up to 1,024 tokens, and room for a third of that: some are put back.
     let sequences = options.sequences;
     let engine = EngineOptions { context: 1024, sequences, pages: 6 * sequences, ..EngineOptions::default() };
-    let batching =
-        BatcherOptions { engine, cache_ram: 32 << 20, lookup: 4, token_time: None, ..BatcherOptions::default() };
+    let batching = BatcherOptions {
+        engine,
+        cache_ram: 32 << 20,
+        lookup: 4,
+        token_time: None,
+        ..BatcherOptions::default()
+    };
     let batching = batching.for_model(&model)?;
     let placement = Placement::default();
     let placed = placement.plan(&model, &placement.open_devices()?, &batching.engine)?;
@@ -117,7 +122,7 @@ impl Soak {
                     println!("{error}");
                     self.end(id, 2);
                 }
-                Event::Prompt { .. } => {}
+                Event::Prompt { .. } | Event::Embedding { .. } => {}
             }
         }
         Ok(batcher.check()?)
@@ -182,7 +187,12 @@ fn options() -> Result<Options, Box<dyn Error>> {
             "--tokens" => options.tokens = value.parse()?,
             "--sequences" => options.sequences = value.parse()?,
             "--seed" => options.seed = value.parse()?,
-            _ => return Err(format!("{name}: not an option; there are --model, --tokens, --sequences and --seed").into()),
+            _ => {
+                return Err(format!(
+                    "{name}: not an option; there are --model, --tokens, --sequences and --seed"
+                )
+                .into());
+            }
         }
     }
     Ok(options)

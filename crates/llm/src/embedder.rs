@@ -330,6 +330,13 @@ fn pool(hidden: &[f32], width: usize, pooling: Pooling) -> Vec<f32> {
     }
 }
 
+/// One vector of length 1 of those of all tokens; with [`Pooling::None`] all of them, of length 1 each.
+pub(crate) fn pooled_embedding(hidden: &[f32], width: usize, pooling: Pooling) -> Result<Vec<f32>> {
+    let mut vector = pool(hidden, width, pooling);
+    vector.chunks_mut(width.max(1)).for_each(normalize);
+    Ok(finite(vec![vector])?.pop().unwrap_or_default())
+}
+
 /// The results of texts, if all are finite.
 fn finite(results: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>> {
     for (text, values) in results.iter().enumerate() {

@@ -7,203 +7,18 @@ mod common;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use common::serving::{
+    Answer, Answers, CONTEXT, Spec, alone, answer, batcher, engine_options, options, random_stream,
+    random_stream_on, recipe, specs,
+};
 use common::{Recipe, cpu};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::sampling::SamplingOptions;
 use quadriga_llm::serving::{Batcher, BatcherOptions, CacheFile, Event, Request, RequestId, Service};
-use quadriga_llm::{EngineOptions, Error, Finish, Generator, GeneratorOptions, Model, RequestOptions};
+use quadriga_llm::{EngineOptions, Error, Finish, Model};
 use quadriga_runtime::{Backend, Scheduler};
 use quadriga_sim::{FaultPoint, Sim};
-
-const CONTEXT: usize = 400;
-
-fn recipe(architecture: &'static str) -> Recipe {
-    Recipe { text: true, context: CONTEXT as u32, seed: 7, ..Recipe::new(architecture) }
-}
-
-/// What is asked; a request can be made of it any number of times.
-#[derive(Clone, Debug)]
-struct Spec {
-    prompt: Vec<u32>,
-    sampling: SamplingOptions,
-    max_tokens: usize,
-    stops: Vec<String>,
-}
-
-impl Spec {
-    fn request(&self) -> Request {
-        Request {
-            sampling: self.sampling.clone(),
-            max_tokens: Some(self.max_tokens),
-            stops: self.stops.clone(),
-            ..Request::new(self.prompt.clone())
-        }
-    }
-}
-
-/// An answer: tokens, text, and how it ended.
-#[derive(Clone, PartialEq, Debug, Default)]
-struct Answer {
-    tokens: Vec<u32>,
-    text: String,
-    finish: Option<Finish>,
-}
-
-/// Random prompts, of which several begin alike; greedy and sampled, with penalties and stop strings.
-fn specs(rng: &mut Rng, count: usize, vocabulary: usize) -> Vec<Spec> {
-    let token = |rng: &mut Rng| rng.below(vocabulary) as u32;
-    let beginnings: Vec<Vec<u32>> = [0, 70, 130, 200].map(|n| (0..n).map(|_| token(rng)).collect()).into();
-    (0..count)
-        .map(|_| {
-            let mut prompt = beginnings[rng.below(beginnings.len())].clone();
-            prompt.extend((0..rng.range(1, 60)).map(|_| token(rng)));
-            let greedy = rng.chance(0.4);
-            let sampling = SamplingOptions {
-                temperature: if greedy { 0.0 } else { 0.9 },
-                repeat_penalty: if rng.chance(0.3) { 1.3 } else { 1.0 },
-                seed: rng.below(1000) as u64,
-                ..SamplingOptions::default()
-            };
-            let stops = if rng.chance(0.3) { vec!["the".to_owned()] } else { Vec::new() };
-            Spec { prompt, sampling, max_tokens: rng.range(1, 50), stops }
-        })
-        .collect()
-}
-
-fn engine_options(model_cache: DType) -> EngineOptions {
-    EngineOptions { batch: 96, ..EngineOptions::default() }.cache(model_cache)
-}
-
-/// The answers that the requests get alone, from a generator without pages.
-fn alone(model: &Model, specs: &[Spec], cache: DType) -> Vec<Answer> {
-    let options =
-        GeneratorOptions { engine: engine_options(cache), raw: true, ..GeneratorOptions::default() };
-    let mut generator =
-        Generator::on(model.clone(), &Scheduler::new([cpu(1)]), options, &mut |_| {}).unwrap();
-    let answer = |spec: &Spec| {
-        let request = RequestOptions {
-            sampling: spec.sampling.clone(),
-            reseed: true,
-            max_tokens: Some(spec.max_tokens),
-            stops: spec.stops.clone(),
-            grammar: None,
-            hook: None,
-        };
-        generator.engine_mut().truncate(0, 0);
-        let done = generator.continue_with(&spec.prompt, request).unwrap().complete().unwrap();
-        Answer { tokens: done.tokens, text: done.text, finish: Some(done.finish) }
-    };
-    specs.iter().map(answer).collect()
-}
-
-fn batcher(model: &Model, backend: Arc<dyn Backend>, options: BatcherOptions) -> Batcher {
-    Batcher::new(model.clone(), &Scheduler::new([backend]), options, &mut |_| {}).unwrap()
-}
-
-fn options(sequences: usize, pages: usize) -> BatcherOptions {
-    BatcherOptions {
-        engine: EngineOptions { sequences, pages, ..engine_options(DType::F32) },
-        token_time: None,
-        ..BatcherOptions::default()
-    }
-}
-
-/// Takes in events; what failed is counted.
-#[derive(Default)]
-struct Answers {
-    answers: HashMap<RequestId, Answer>,
-    failed: Vec<RequestId>,
-}
-
-impl Answers {
-    fn add(&mut self, events: Vec<(RequestId, Event)>) {
-        for (id, event) in events {
-            let answer = self.answers.entry(id).or_default();
-            assert_eq!(answer.finish, None, "an event after the end");
-            match event {
-                Event::Token { piece, .. } => {
-                    answer.tokens.push(piece.token);
-                    answer.text.push_str(&piece.text);
-                }
-                Event::Finished(finished) => {
-                    assert_eq!(finished.counts.answer, answer.tokens.len());
-                    answer.finish = Some(finished.finish);
-                }
-                Event::Failed(error) => {
-                    println!("{id:?} failed: {error}");
-                    self.failed.push(id);
-                }
-                Event::Prompt { .. } => {}
-            }
-        }
-    }
-}
-
-/// Submits requests at random times, cancels some, and compares all that are answered.
-fn random_stream(model: &Model, options: BatcherOptions, cache: DType, seed: u64, count: usize) -> Batcher {
-    let mut rng = Rng::new(seed);
-    let specs = specs(&mut rng, count, model.hyperparameters().vocabulary);
-    let wanted = alone(model, &specs, cache);
-    random_stream_on(model, cpu(2), options, seed, &specs, &wanted)
-}
-
-/// The same for given requests on a backend, with the answers that they get alone.
-fn random_stream_on(
-    model: &Model,
-    backend: Arc<dyn Backend>,
-    options: BatcherOptions,
-    seed: u64,
-    specs: &[Spec],
-    wanted: &[Answer],
-) -> Batcher {
-    let mut rng = Rng::new(!seed);
-    let mut batcher = batcher(model, backend, options);
-    let mut answers = Answers::default();
-    let mut ids: HashMap<RequestId, usize> = HashMap::new();
-    let mut cancelled = Vec::new();
-    let mut next = 0;
-    for _ in 0..100_000 {
-        while next < specs.len() && rng.chance(0.4) {
-            let request = Request {
-                priority: rng.below(2) as i32,
-                client: rng.below(3) as u64,
-                ..specs[next].request()
-            };
-            ids.insert(batcher.submit(request).unwrap(), next);
-            next += 1;
-        }
-        if rng.chance(0.02) && !ids.is_empty() {
-            let mut all: Vec<RequestId> = ids.keys().copied().collect();
-            all.sort_unstable();
-            let id = all[rng.below(all.len())];
-            if batcher.cancel(id) {
-                cancelled.push(id);
-            }
-        }
-        answers.add(batcher.step());
-        batcher.check().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        if next == specs.len() && !batcher.is_busy() {
-            break;
-        }
-    }
-    assert!(!batcher.is_busy(), "seed {seed}: {:?}", batcher.state());
-    assert_eq!(answers.failed, [], "seed {seed}");
-    for (id, index) in ids {
-        let found = answers.answers.remove(&id).unwrap_or_default();
-        if cancelled.contains(&id) {
-            assert!(
-                wanted[index].tokens.starts_with(&found.tokens),
-                "seed {seed}, cancelled request {index}"
-            );
-        } else {
-            assert_eq!(found, wanted[index], "seed {seed}, request {index}: {:?}", specs[index]);
-        }
-    }
-    let state = batcher.state();
-    assert_eq!((state.used_pages, state.running, state.waiting), (0, 0, 0), "seed {seed}");
-    batcher
-}
 
 #[test]
 fn every_request_is_answered_as_if_it_were_alone() {
@@ -337,6 +152,56 @@ fn guesses_change_no_answer() {
     println!("{right} guesses were right");
 }
 
+/// How often each token is the third one of an answer, of so many answers with seeds from `first` on, each guessed or not.
+fn third_tokens(model: &Model, lookup: usize, draft: bool, first: u64) -> Vec<f64> {
+    let mut batcher = batcher(model, cpu(1), BatcherOptions { lookup, ..options(16, 80) });
+    if draft {
+        batcher
+            .set_draft(model.clone(), &Scheduler::new([Sim::new("sim:0").build()]), 3, &mut |_| {})
+            .unwrap();
+    }
+    // It repeats itself, so that there is something to look up.
+    let prompt: Vec<u32> = (0..40).map(|k| k % 5 + 20).collect();
+    let mut answers = Answers::default();
+    for seed in first..first + 1000 {
+        let sampling = SamplingOptions { temperature: 0.8, seed, ..SamplingOptions::default() };
+        let request =
+            Request { sampling, max_tokens: Some(3), past_end: true, ..Request::new(prompt.clone()) };
+        batcher.submit(request).unwrap();
+        while batcher.state().waiting > 900 {
+            answers.add(batcher.step());
+        }
+    }
+    while batcher.is_busy() {
+        answers.add(batcher.step());
+    }
+    assert!(batcher.state().guessed > 0 || lookup == 0 && !draft);
+    let mut counts = vec![0.0; model.hyperparameters().vocabulary];
+    for token in answers.answers.values().filter_map(|answer| answer.tokens.get(2)) {
+        counts[*token as usize] += 1.0;
+    }
+    counts
+}
+
+#[test]
+fn guesses_leave_the_distribution_of_tokens_as_it_is() {
+    let model = recipe("llama").model();
+    let plain = third_tokens(&model, 0, false, 1);
+    for (lookup, draft, first) in [(4, false, 10_001), (0, true, 20_001), (0, false, 30_001)] {
+        let other = third_tokens(&model, lookup, draft, first);
+        let (n, m): (f64, f64) = (plain.iter().sum(), other.iter().sum());
+        // Two samples of one distribution: χ² is about its degrees of freedom, give or take √(2 f).
+        let mut freedom = -1.0_f64;
+        let mut chi_squared = 0.0_f64;
+        for (a, b) in plain.iter().zip(&other).filter(|(a, b)| **a + **b >= 10.0) {
+            freedom += 1.0;
+            chi_squared += (a * (m / n).sqrt() - b * (n / m).sqrt()).powi(2) / (a + b);
+        }
+        assert!(freedom > 3.0, "{plain:?}");
+        assert!(chi_squared < freedom + 4.0 * (2.0 * freedom).sqrt(), "{chi_squared} of {freedom}");
+    }
+}
+
 #[test]
 fn a_draft_model_changes_no_answer() {
     let model = recipe("llama").model();
@@ -433,15 +298,6 @@ fn windows_experts_and_latent_attention_are_answered_alike() {
     for (seed, recipe) in (30..).zip(recipes) {
         let recipe = Recipe { text: true, context: CONTEXT as u32, ..recipe };
         random_stream(&recipe.model(), options(5, 24), DType::F32, seed, 4);
-    }
-}
-
-#[test]
-fn recurrent_layers_are_answered_alike() {
-    let recipe = Recipe { layers: 5, ..recipe("qwen35") };
-    let model = common::recurrent::parts_of(&recipe).model().unwrap();
-    for seed in 70..73 {
-        random_stream(&model, options(4, 24), DType::F32, seed, 8);
     }
 }
 
@@ -565,23 +421,6 @@ fn prefixes_that_were_moved_to_host_memory_come_back() {
     }
 }
 
-/// Answers a request alone; returns its answer and how many tokens of its prompt were found.
-fn answer(batcher: &mut Batcher, spec: &Spec) -> (Answer, usize) {
-    let id = batcher.submit(spec.request()).unwrap();
-    let (mut answers, mut cached) = (Answers::default(), 0);
-    while batcher.is_busy() {
-        let events = batcher.step();
-        for (_, event) in &events {
-            if let Event::Finished(finished) = event {
-                cached = finished.counts.cached;
-            }
-        }
-        answers.add(events);
-        batcher.check().unwrap();
-    }
-    (answers.answers.remove(&id).unwrap(), cached)
-}
-
 #[test]
 fn prefixes_in_a_file_outlast_the_process() {
     let model = recipe("llama").model();
@@ -695,7 +534,7 @@ fn log_probabilities_are_those_of_the_model() {
             match event {
                 Event::Prompt { logprobs } => of_prompt = logprobs,
                 Event::Token { piece, logprobs } => of_tokens.push((piece.token, logprobs.unwrap())),
-                Event::Finished(_) => {}
+                Event::Finished(_) | Event::Embedding { .. } => {}
                 Event::Failed(error) => panic!("{error}"),
             }
         }

@@ -165,6 +165,8 @@ impl Running {
         let running = self.choices.get_mut(choice)?;
         Some(match event {
             Event::Prompt { logprobs } => GenerationEvent::PromptLogprobs { choice, logprobs },
+            // Of requests for embeddings, which are not among these.
+            Event::Embedding { .. } => return None,
             Event::Token { piece, logprobs } => {
                 let tool_calls = piece.tool_calls.into_iter().map(|piece| running.tool_call(piece)).collect();
                 GenerationEvent::Delta(Delta {

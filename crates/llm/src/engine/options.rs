@@ -31,11 +31,13 @@ pub struct EngineOptions {
     /// The element type of the values in the KV cache, of the same.
     pub cache_values: DType,
     /// KV-cache slots of a sequence in layers with a sliding window. 0 means as many as the window and a batch need, or
-    /// all of the context where that saves nothing; the context means all.
+    /// all of the context where that saves nothing; the context means all. With [pages](EngineOptions::pages), as many as the window
+    /// needs; a batch has pages of its own.
     pub window_slots: usize,
     /// The number of [checkpoints](crate::Engine::checkpoint) of each sequence: states of earlier tokens, so that it can be
     /// truncated without computing it from its beginning. Models that can return to any earlier token have none. Where so
-    /// many would take more memory than sliding windows save, there are two or one.
+    /// many would take more memory than sliding windows save, there are two or one. With [pages](EngineOptions::pages) there is at
+    /// most one for each sequence, and prefixes use all of them.
     pub checkpoints: usize,
     /// Slots for experts on devices, in all layers together: an expert in a slot is computed there, while the host computes
     /// the others, and experts move into slots as they are used. 0: experts are computed where their tensors are.
@@ -208,8 +210,37 @@ impl EngineOptions {
             );
         }
         self.context = self.context.min(self.pages * PAGE_SLOTS);
-        (self.checkpoints, self.window_slots, self.expert_slots) = (0, self.context, 0);
+        let checkpoints = if hyper.recurrent.is_some() { self.checkpoints.min(1) } else { 0 };
+        (self.checkpoints, self.expert_slots) = (checkpoints, 0);
+        self.resolve_window_pages(hyper);
         Ok(())
+    }
+
+    /// Chooses whether window layers have pages of their own: where that saves memory.
+    fn resolve_window_pages(&mut self, hyper: &Hyperparameters) {
+        let Some(window) = hyper.window() else {
+            self.window_slots = self.context;
+            return;
+        };
+        // The positions before the next token that its window has, wherever in a page they begin; and a page for what follows.
+        let needed = (window - 1).div_ceil(PAGE_SLOTS).saturating_add(2).saturating_mul(PAGE_SLOTS);
+        if self.window_slots == 0 {
+            self.window_slots = needed;
+        }
+        let saves = self.window_slots < self.context && self.all_window_pages() < self.pages;
+        self.window_slots = if saves { self.window_slots.max(needed) } else { self.context };
+    }
+
+    /// Pages of window layers for all sequences: those of the windows, and those of the tokens of a step.
+    fn all_window_pages(&self) -> usize {
+        let windows = (self.window_slots / PAGE_SLOTS).saturating_mul(self.sequences);
+        windows.saturating_add(self.batch.div_ceil(PAGE_SLOTS))
+    }
+
+    /// The pages of window layers, in a KV cache in pages where they have some of their own.
+    pub(crate) fn window_pages(&self, hyper: &Hyperparameters) -> Option<usize> {
+        let apart = self.pages > 0 && hyper.window().is_some() && self.window_slots < self.context;
+        apart.then(|| self.all_window_pages())
     }
 
     /// The pages of sequences, and those before them that rows without a token write to.
@@ -226,19 +257,28 @@ impl EngineOptions {
         rows: usize,
         table: PageTable,
     ) -> GraphShape {
-        let slots = self.all_pages().unwrap_or(0) * PAGE_SLOTS;
-        let state_rows = 1 + STATES_OF_SEQUENCE * self.sequences;
+        let slots = self.cache_slots();
+        let state_rows = self.state_rows();
         GraphShape {
             visible_slots: slots,
             cache_slots: slots,
             page_table: Some(table),
-            window_cache: None,
+            window_cache: self.window_cache(model.hyperparameters()),
             state_rows,
             expert_slots: 0,
             neurons: Neurons { slots: 0, observe: false, ..self.neurons },
             top: if self.logits && rows > 0 { TOP_LOGITS } else { 0 },
             ..self.slots_shape(model, tokens, rows, 1)
         }
+    }
+
+    /// The shape of the graph for one token of every sequence, where that may take more memory than the largest batch: recurrent
+    /// layers then have a copy of each state.
+    pub(super) fn shape_of_sequences(&self, model: &Model) -> Option<GraphShape> {
+        let recurrent = self.pages > 0 && model.hyperparameters().recurrent.is_some();
+        let sequences = Some(self.sequences).filter(|sequences| recurrent && *sequences > 1)?;
+        let table = PageTable { rows: sequences, pages: self.context.div_ceil(PAGE_SLOTS) };
+        Some(GraphShape { sequences, ..self.paged_shape(model, sequences, sequences, table) })
     }
 
     /// An error unless the layers' heads can be stored in the cache's types.
@@ -269,6 +309,9 @@ impl EngineOptions {
     /// Chooses the size of the window layers' cache, and whether checkpoints are needed.
     fn resolve_windows(&mut self, hyper: &Hyperparameters) -> Result<()> {
         let full = self.context;
+        if self.pages > 0 {
+            return Ok(());
+        }
         let Some(window) = hyper.window() else {
             self.window_slots = full;
             self.checkpoints = if hyper.recurrent.is_some() { self.checkpoints } else { 0 };
@@ -318,7 +361,7 @@ impl EngineOptions {
     }
 
     fn slots_shape(&self, model: &Model, tokens: usize, rows: usize, visible_slots: usize) -> GraphShape {
-        let cache_slots = self.context * self.sequences;
+        let cache_slots = self.cache_slots();
         let visible_slots = visible_slots.max(MIN_VISIBLE_SLOTS).next_power_of_two().min(cache_slots);
         GraphShape {
             tokens,
@@ -328,7 +371,8 @@ impl EngineOptions {
             cache_slots,
             page_table: None,
             window_cache: self.window_cache(model.hyperparameters()),
-            state_rows: RecurrentRows::count(self.sequences, self.checkpoints),
+            state_rows: self.state_rows(),
+            sequences: 1,
             cache_keys: self.cache_keys,
             cache_values: self.cache_values,
             neurons: self.neurons_of(tokens),
@@ -336,6 +380,7 @@ impl EngineOptions {
             observe_experts: tokens <= MAX_OBSERVED_TOKENS,
             hidden: self.hidden || !self.logits,
             logits: self.logits,
+            logit_rows: usize::MAX,
             argmax: self.logits && self.greedy && rows > 0,
             top: 0,
         }
@@ -351,6 +396,10 @@ impl EngineOptions {
     /// The window layers' own KV cache; `None` if they use the full one.
     pub(super) fn window_cache(&self, hyper: &Hyperparameters) -> Option<WindowCache> {
         let window = hyper.window().filter(|_| self.window_slots < self.context)?;
+        if self.pages > 0 {
+            let slots = self.window_pages(hyper)?.saturating_add(SCRAP_PAGES).saturating_mul(PAGE_SLOTS);
+            return Some(WindowCache { slots, rows: slots });
+        }
         let slots = self.window_slots * self.sequences;
         Some(WindowCache { slots, rows: slots + self.sequences * self.checkpoints * (window - 1) })
     }
@@ -372,9 +421,17 @@ impl EngineOptions {
         Some(WindowSavings {
             layers: windowed.count(),
             own: cache.rows as u64 * row,
-            full: (self.context * self.sequences) as u64 * row,
+            full: self.cache_slots() as u64 * row,
             checkpoints: (cache.rows - cache.slots) as u64 * row,
         })
+    }
+
+    /// The slots of layers that keep the whole context.
+    fn cache_slots(&self) -> usize {
+        match self.pages {
+            0 => self.context * self.sequences,
+            _ => self.all_pages().unwrap_or(0) * PAGE_SLOTS,
+        }
     }
 
     /// What the states of recurrent layers take; `None` if there are none. The options must be resolved for the model.
@@ -383,9 +440,17 @@ impl EngineOptions {
         let shape = hyper.recurrent.as_ref()?;
         let layers = hyper.layers.iter().filter(|layer| !layer.attention).count();
         let row = (layers * (shape.conv_state() + shape.linear_state()) * size_of::<f32>()) as u64;
-        let rows = RecurrentRows::count(self.sequences, self.checkpoints) as u64;
+        let rows = self.state_rows() as u64;
         let checkpoints = (self.sequences * self.checkpoints) as u64 * row;
         Some(RecurrentStates { layers, bytes: rows * row, checkpoints })
+    }
+
+    /// Rows of each recurrent state.
+    fn state_rows(&self) -> usize {
+        match self.pages {
+            0 => RecurrentRows::count(self.sequences, self.checkpoints),
+            _ => 1 + (STATES_OF_SEQUENCE + self.checkpoints) * self.sequences,
+        }
     }
 
     /// These options for a scheduler's backends: where all of them use host memory, logits need no copy.

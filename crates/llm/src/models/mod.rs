@@ -10,8 +10,9 @@
 //! | `slots` | i32 `[n]` | the KV-cache slot that each token's key and value are written to |
 //! | `spans` | i32 `[n, 2]` | the slots that each token attends to: from the first to one past the last; absent if all layers have a window. With a page table i32 `[n, 3]`: positions of the token's sequence, and its row of the table |
 //! | `pages` | i32 `[s, p]` | with [`GraphShape::page_table`]: the pages of the KV cache that each sequence has |
-//! | `conv_from`, `conv_to` | i32 `[p]` | the pieces of the convolutions' states that the batch reads and writes: `row · p + i`; absent if no layer is recurrent |
+//! | `conv_from`, `conv_to` | i32 `[p]` | the pieces of the convolutions' states that the batch reads and writes: `row · p + i`; absent if no layer is recurrent. With several [`GraphShape::sequences`], those of one after the other |
 //! | `delta_from`, `delta_to` | i32 `[p]` | the same of the states of linear attention |
+//! | `window_pages` | i32 `[s, p]` | `pages` in layers with a sliding window, where those have a KV cache of their own; 0 for pages that are before the window |
 //! | `window_slots` | i32 `[n]` | `slots` in layers with a sliding window, where those have a KV cache of their own |
 //! | `window_spans` | i32 `[n, 2]` | `spans` in layers with a sliding window; absent if there are none |
 //! | `rows` | i32 `[m]` | the tokens whose logits are an output; of encoders with a classification head, the first of each text |
@@ -171,6 +172,9 @@ pub struct GraphShape {
     pub page_table: Option<PageTable>,
     /// Rows of each recurrent state, in models that have some.
     pub state_rows: usize,
+    /// Sequences of the batch, in models with recurrent states: 1 for tokens of one sequence, or as many as there are tokens for one
+    /// token of each.
+    pub sequences: usize,
     /// The KV cache of layers with a sliding window; `None` if they use the other layers' slots.
     pub window_cache: Option<WindowCache>,
     /// The element type of the keys in the KV cache.
@@ -189,6 +193,9 @@ pub struct GraphShape {
     pub hidden: bool,
     /// Whether the logits are an output. Without them nor an argmax, hidden states must be.
     pub logits: bool,
+    /// Of the output rows, the first whose logits are computed, where only the hidden states of others are wanted; `usize::MAX` for
+    /// all of them.
+    pub logit_rows: usize,
     /// Whether the argmax of the logits is an output, beside them.
     pub argmax: bool,
     /// The number of largest logits of each row that are outputs, beside all of them; 0 for none.
@@ -247,6 +254,7 @@ impl GraphShape {
             cache_slots: context,
             page_table: None,
             state_rows: 2,
+            sequences: 1,
             window_cache: None,
             cache_keys: DType::F16,
             cache_values: DType::F16,
@@ -255,9 +263,16 @@ impl GraphShape {
             observe_experts: true,
             hidden: false,
             logits: true,
+            logit_rows: usize::MAX,
             argmax: false,
             top: 0,
         }
+    }
+
+    /// Whether the graph has an input that says which tokens are outputs: unless all are, in their order, or none.
+    pub(crate) fn selects_rows(&self) -> bool {
+        let mixed = self.logits && self.logit_rows < self.rows;
+        self.rows > 0 && (self.rows != self.tokens || mixed)
     }
 }
 

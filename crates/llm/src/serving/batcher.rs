@@ -18,6 +18,7 @@ use super::paged_engine::{PagedEngine, StepSequence, StepToken, Wanted, bucket};
 use super::payoff::Payoff;
 use super::request::{self, Event, Request, RequestId};
 use super::sequence::{Outcome, Sequence};
+use super::window_pages::WindowPool;
 use crate::answer::Finish;
 use crate::engine::{EngineOptions, SCRAP_PAGES};
 use crate::{Error, Model, Result};
@@ -85,6 +86,10 @@ pub struct BatcherState {
     pub used_pages: usize,
     /// Pages that only hold prefixes that may be used again.
     pub cached_pages: usize,
+    /// Of layers with a sliding window, all pages for sequences; 0 if they have none of their own.
+    pub window_pages: usize,
+    /// Of those, the ones that sequences use.
+    pub used_window_pages: usize,
     /// Bytes of prefixes in host memory.
     pub host_bytes: u64,
     /// Pages of prefixes in the cache file.
@@ -138,6 +143,8 @@ pub struct Batcher {
     engine: PagedEngine,
     options: BatcherOptions,
     pool: PagePool,
+    /// The pages of layers with a window, where those have some of their own.
+    windows: Option<WindowPool>,
     host: HostPages,
     file: Option<PageFile>,
     waiting: Vec<Sequence>,
@@ -172,6 +179,10 @@ struct StepPart {
 impl BatcherOptions {
     /// These options with everything filled in for a model: a placement needs the number of pages.
     pub fn for_model(mut self, model: &Model) -> Result<BatcherOptions> {
+        if self.cache_ram > 0 || self.cache_file.is_some() {
+            // What is kept elsewhere has all layers in its pages.
+            self.engine.window_slots = usize::MAX;
+        }
         let without = EngineOptions { pages: 0, ..self.engine.clone() }.resolve(model)?;
         if self.engine.pages == 0 {
             self.engine.pages = without.context.div_ceil(PAGE_SLOTS).saturating_mul(without.sequences);
@@ -199,10 +210,10 @@ impl Batcher {
         let engine = PagedEngine::new(model, scheduler, options.engine.clone(), progress)?;
         options.engine = engine.options().clone();
         if engine.model().hyperparameters().recurrent.is_some() {
-            options.lookup = 0;
+            (options.lookup, options.cache_ram) = (0, 0);
         }
         let mut pool = PagePool::new(SCRAP_PAGES, options.engine.pages);
-        // The states of recurrent layers are not kept by page.
+        // The states of recurrent layers stay where they are.
         let keeps = engine.model().hyperparameters().recurrent.is_none();
         let mut file = None;
         if let Some(CacheFile { path, bytes }) = options.cache_file.as_ref().filter(|_| keeps) {
@@ -212,6 +223,7 @@ impl Batcher {
             file = Some(opened);
         }
         Ok(Batcher {
+            windows: WindowPool::new(&options.engine, engine.model().hyperparameters()),
             pool,
             file,
             host: HostPages::new(options.cache_ram),
@@ -269,13 +281,16 @@ impl Batcher {
 
     /// What it is doing.
     pub fn state(&self) -> BatcherState {
-        let pages = self.options.engine.pages;
+        let EngineOptions { pages, .. } = self.options.engine;
+        let window_pages = self.options.engine.window_pages(self.model().hyperparameters()).unwrap_or(0);
         BatcherState {
             waiting: self.waiting.len(),
             running: self.running.len(),
             pages,
             used_pages: pages - self.pool.available(),
             cached_pages: self.pool.cached(),
+            window_pages,
+            used_window_pages: self.windows.as_ref().map_or(0, |own| window_pages - own.available()),
             host_bytes: self.host.bytes(),
             file_pages: self.file.as_ref().map_or(0, PageFile::pages),
             ..self.state
@@ -437,7 +452,8 @@ impl Batcher {
     /// Lets the device go on with the next step of all sequences before the host knows what it found in this one.
     fn follow(&mut self, parts: &[StepPart]) -> Result<Option<Vec<StepPart>>> {
         let guesses = self.options.lookup > 0 || self.draft.is_some();
-        if guesses || parts.iter().any(|part| part.prompt || part.tokens != 1) {
+        // Windows give pages back after each step.
+        if guesses || self.windows.is_some() || parts.iter().any(|part| part.prompt || part.tokens != 1) {
             return Ok(None);
         }
         let context = self.options.engine.context;
@@ -489,6 +505,7 @@ impl Batcher {
                     position: sequence.computed + 1,
                     sequence: number,
                     output: true,
+                    hidden: false,
                     logits: false,
                 },
                 None => StepToken::UNUSED,
@@ -497,8 +514,10 @@ impl Batcher {
         let tables: Vec<StepSequence<'_>> = next
             .iter()
             .map(|part| match sequence(part) {
-                Some(sequence) => StepSequence { pages: &sequence.pages, lane: sequence.lane },
-                None => StepSequence { pages: &[], lane: 0 },
+                Some(sequence) => {
+                    StepSequence { pages: &sequence.pages, lane: sequence.lane, ..StepSequence::NONE }
+                }
+                None => StepSequence::NONE,
             })
             .collect();
         Ok(self.engine.follow(&tokens, &tables)?.then_some(next))
@@ -533,6 +552,7 @@ impl Batcher {
         match outcome {
             Ok(outcome) => {
                 self.publish(index);
+                self.release_windows(index);
                 outcome
             }
             Err(error) => {
@@ -575,8 +595,8 @@ impl Batcher {
             }
             let Some(lane) = self.lanes.pop() else { return };
             sequence.lane = lane;
+            self.start_state(&mut sequence);
             self.state.cached += sequence.count_found() as u64;
-            self.engine.reset_lane(lane);
             self.running.push(sequence);
         }
     }
@@ -621,7 +641,7 @@ impl Batcher {
             return;
         }
         let Some(page) = self.take_page() else { return };
-        if self.engine.copy_page(from, page).is_err() {
+        if self.engine.copy_page(from, page).is_err() || !self.copy_window_page(sequence, before) {
             // The tokens are computed instead.
             self.pool.release(page);
             return;
@@ -631,30 +651,89 @@ impl Batcher {
         sequence.computed = last;
     }
 
+    /// Copies the page of a number of layers with a window from the sequence that has computed it, where those have pages of their own.
+    fn copy_window_page(&mut self, sequence: &mut Sequence, number: usize) -> bool {
+        let Some(windows) = &mut self.windows else { return true };
+        let leader = self.running.iter().find(|running| Some(running.id) == sequence.leader);
+        let Some(from) = leader.and_then(|leader| leader.window_pages.get(number)) else { return false };
+        if sequence.window_pages.end() != number || !windows.take(&mut sequence.window_pages, 1) {
+            return false;
+        }
+        let to = sequence.window_pages.get(number);
+        let copied = to.is_some_and(|to| self.engine.copy_window_page(from, to).is_ok());
+        if !copied {
+            windows.pop(&mut sequence.window_pages);
+        }
+        copied
+    }
+
     /// Takes pages that hold the beginning of a sequence. The last token is computed in any case: its logits are needed.
     fn find_prefix(&mut self, sequence: &mut Sequence) {
         let mut prefix = match sequence.prefix {
             Some(prefix) => prefix,
             None => PagePool::root(sequence.salt),
         };
-        let shares = sequence.may_share() && self.engine.model().hyperparameters().recurrent.is_none();
         // Only whole pages from where its own pages end.
-        if shares
+        if sequence.may_share()
             && sequence.computed == sequence.pages.len() * PAGE_SLOTS
             && sequence.published == sequence.pages.len()
         {
             let (last, before) = (sequence.tokens.len().saturating_sub(1), sequence.computed);
+            let mut prefixes = Vec::new();
+            let first = sequence.pages.len();
             while let Some(tokens) = sequence.tokens.get(sequence.computed..last)
                 && let Some((page, next)) = self.find_page(prefix, tokens)
             {
-                prefix = next;
+                prefixes.push(std::mem::replace(&mut prefix, next));
                 sequence.pages.push(page);
                 sequence.published += 1;
                 sequence.computed += PAGE_SLOTS;
             }
+            // What begins alike twice may do so again: next time there will be a recurrent state.
+            sequence.shared = sequence.shared.max(sequence.computed);
+            // Only as far as there is everything that the next token needs.
+            while !prefixes.is_empty() && !self.can_go_on(sequence, first, &prefixes, prefix) {
+                prefix = prefixes.pop().unwrap_or(prefix);
+                sequence.published -= 1;
+                sequence.computed -= PAGE_SLOTS;
+                if let Some(page) = sequence.pages.pop() {
+                    self.pool.release(page);
+                }
+            }
+            if sequence.computed > before {
+                sequence.starts_from = self.is_recurrent().then_some(prefix);
+                if let Some(windows) = &mut self.windows {
+                    let pages = sequence.tokens.chunks(PAGE_SLOTS).enumerate().skip(first).zip(&prefixes);
+                    let found = pages.map(|((number, tokens), prefix)| (number, *prefix, tokens));
+                    windows.share(&mut sequence.window_pages, found, sequence.computed);
+                }
+            }
             sequence.found += sequence.computed - before;
         }
         sequence.prefix = Some(prefix);
+    }
+
+    /// Whether a sequence can go on after the pages that it has, of which those from `first` on were found after `prefixes`: its
+    /// window's pages and its recurrent state are there, too.
+    fn can_go_on(&self, sequence: &Sequence, first: usize, prefixes: &[PrefixId], end: PrefixId) -> bool {
+        if self.is_recurrent() && !self.engine.has_state(end) {
+            return false;
+        }
+        let Some(windows) = &self.windows else { return true };
+        let seen = windows.first_page(sequence.computed).max(first);
+        let pages = sequence.tokens.chunks(PAGE_SLOTS).skip(first).zip(prefixes);
+        pages.skip(seen - first).all(|(tokens, prefix)| windows.has(*prefix, tokens))
+    }
+
+    fn is_recurrent(&self) -> bool {
+        self.engine.model().hyperparameters().recurrent.is_some()
+    }
+
+    /// Gives the lane of a sequence the recurrent state after the prefix that was found for it.
+    fn start_state(&mut self, sequence: &mut Sequence) {
+        if let Some(prefix) = sequence.starts_from.take() {
+            self.engine.start_from(sequence.lane, prefix);
+        }
     }
 
     /// The page that holds the first of `tokens` after a prefix, with one more user: from the KV cache, or brought back from host
@@ -753,7 +832,8 @@ impl Batcher {
         for (index, id) in ids(&self.running, false) {
             let Some(index) = self.index_near(id, index).filter(|_| left > 0) else { continue };
             self.share_ahead(index);
-            let tokens = self.running.get(index).map_or(0, Sequence::remaining).min(left);
+            let keeps = self.options.engine.checkpoints > 0;
+            let tokens = self.running.get(index).map_or(0, |sequence| sequence.next_part(left, keeps));
             if self.ensure_pages(id, index, tokens) {
                 left -= tokens;
                 chosen.push(StepPart { id, index, tokens, outputs: 0, prompt: true });
@@ -787,6 +867,7 @@ impl Batcher {
         }
         let mut sequence = self.running.swap_remove(index);
         self.find_prefix(&mut sequence);
+        self.start_state(&mut sequence);
         self.state.cached += sequence.count_found() as u64;
         self.running.push(sequence);
         let last = self.running.len() - 1;
@@ -850,7 +931,12 @@ impl Batcher {
             }
             let guesses = if tokens == 1 { sequence.draft.len() } else { 0 };
             let missing = sequence.missing_pages(sequence.computed + tokens + guesses);
-            if missing <= self.pool.available() {
+            let end = sequence.computed + tokens + guesses;
+            let takes = |windows: &mut WindowPool| {
+                let missing = windows.missing(&sequence.window_pages, end);
+                windows.take(&mut sequence.window_pages, missing)
+            };
+            if missing <= self.pool.available() && self.windows.as_mut().is_none_or(takes) {
                 let pages: Vec<PageId> = (0..missing).map_while(|_| self.take_page()).collect();
                 if let Some(sequence) = self.running.get_mut(index) {
                     sequence.pages.extend(pages);
@@ -869,7 +955,7 @@ impl Batcher {
         let Some((at, _)) = numbered.min_by_key(|(_, sequence)| key(sequence)) else { return };
         let mut sequence = self.running.remove(at);
         self.release_pages(&mut sequence);
-        self.lanes.push(sequence.lane);
+        self.release_lane(sequence.lane);
         self.state.preempted += 1;
         sequence.waiting_since = self.state.steps;
         self.waiting.push(sequence);
@@ -888,6 +974,7 @@ impl Batcher {
                 position,
                 sequence: number,
                 output: sequence.wants_output(position),
+                hidden: sequence.is_embedded(),
                 logits,
             }));
         }
@@ -915,8 +1002,13 @@ impl Batcher {
             }
         }
         let table = |part: &StepPart| match self.running.get(part.index) {
-            Some(sequence) => StepSequence { pages: &sequence.pages, lane: sequence.lane },
-            None => StepSequence { pages: &[], lane: 0 },
+            Some(sequence) => StepSequence {
+                pages: &sequence.pages,
+                window_pages: Some(&sequence.window_pages),
+                lane: sequence.lane,
+                checkpoint: sequence.keeps_state_after(part.tokens),
+            },
+            None => StepSequence::NONE,
         };
         let tables: Vec<StepSequence<'_>> = parts.iter().map(table).collect();
         self.engine.start(&tokens, &tables, wanted)
@@ -924,9 +1016,7 @@ impl Batcher {
 
     /// Makes pages findable that are complete.
     fn publish(&mut self, index: usize) {
-        if self.engine.model().hyperparameters().recurrent.is_some() {
-            return;
-        }
+        let recurrent = self.is_recurrent();
         let Some(sequence) = self.running.get_mut(index) else { return };
         while let Some(prefix) = sequence.prefix {
             let first = sequence.published * PAGE_SLOTS;
@@ -937,22 +1027,48 @@ impl Batcher {
             };
             let Some(page) = sequence.pages.get(sequence.published) else { return };
             let Some(next) = self.pool.publish(*page, prefix, tokens) else { return };
+            if let Some(windows) = &mut self.windows {
+                windows.publish(&sequence.window_pages, sequence.published, (prefix, tokens), next);
+            }
             sequence.prefix = Some(next);
             sequence.published += 1;
+            // Of an answer, only the latest recurrent state is kept.
+            if recurrent
+                && sequence.computed == sequence.published * PAGE_SLOTS
+                && self.engine.publish_state(sequence.lane, next)
+                && let Some(earlier) = sequence.note_kept(next)
+            {
+                self.engine.forget_state(earlier);
+            }
+        }
+    }
+
+    /// Gives back the pages that the window of a running sequence has left behind.
+    fn release_windows(&mut self, index: usize) {
+        if let (Some(windows), Some(sequence)) = (&mut self.windows, self.running.get_mut(index)) {
+            windows.release_before(&mut sequence.window_pages, sequence.computed);
         }
     }
 
     /// Gives back everything that a running sequence has.
     fn retire(&mut self, mut sequence: Sequence) {
         self.release_pages(&mut sequence);
-        self.lanes.push(sequence.lane);
+        self.release_lane(sequence.lane);
         self.forget_client(sequence.client);
+    }
+
+    fn release_lane(&mut self, lane: usize) {
+        self.engine.reset_lane(lane);
+        self.lanes.push(lane);
     }
 
     /// Gives back the pages of a sequence, which is then as if nothing of it had been computed.
     fn release_pages(&mut self, sequence: &mut Sequence) {
         for page in sequence.pages.drain(..).rev() {
             self.pool.release(page);
+        }
+        if let Some(windows) = &mut self.windows {
+            windows.release_all(&mut sequence.window_pages);
         }
         sequence.lose_pages();
         if let Some(draft) = &mut self.draft {
@@ -971,6 +1087,9 @@ impl Batcher {
     /// Forgets all prefixes in the KV cache that no running sequence uses.
     pub fn clear_prefixes(&mut self) {
         self.pool.clear();
+        if let Some(windows) = &mut self.windows {
+            windows.clear();
+        }
     }
 
     /// An error unless pages, sequences and lanes agree: for tests, after any step.
@@ -989,12 +1108,20 @@ impl Batcher {
                 return Err(format!("{:?} would write to page {page}, which is shared", sequence.id));
             }
         }
+        if let Some(windows) = &self.windows {
+            let running = self.running.iter();
+            windows.check(running.map(|sequence| (&sequence.window_pages, sequence.computed)))?;
+            if self.waiting.iter().any(|sequence| sequence.window_pages.end() > 0) {
+                return Err("a sequence waits and has window pages".to_owned());
+            }
+        }
         if let Some(draft) = &self.draft {
             draft.check()?;
             if let Some(id) = draft.ids().find(|id| self.index_of(*id).is_none()) {
                 return Err(format!("the draft model has pages of {id:?}, which is not running"));
             }
         }
+        self.engine.check_states()?;
         let mut lanes: Vec<usize> = self.running.iter().map(|sequence| sequence.lane).collect();
         lanes.extend(&self.lanes);
         lanes.sort_unstable();

@@ -75,7 +75,9 @@ impl Draft {
             let (name, value) = ("the draft model", model.hyperparameters().architecture.to_string());
             return Err(Error::Option { name, value, wanted: "a model without recurrent layers" });
         }
-        let engine = PagedEngine::new(model, scheduler, options.clone(), progress)?;
+        // Its windows keep the whole context.
+        let options = EngineOptions { window_slots: usize::MAX, ..options.clone() };
+        let engine = PagedEngine::new(model, scheduler, options, progress)?;
         Ok(Draft {
             pool: PagePool::new(SCRAP_PAGES, engine.options().pages),
             sequences: HashMap::new(),
@@ -140,6 +142,7 @@ impl Draft {
                 position,
                 sequence: number,
                 output: position + 1 == tokens.len(),
+                hidden: false,
                 logits: false,
             }));
         }
@@ -186,6 +189,7 @@ impl Draft {
                     position,
                     sequence: number,
                     output: true,
+                    hidden: false,
                     logits: false,
                 });
             }
@@ -209,7 +213,9 @@ impl Draft {
             .iter()
             .map(|id| StepSequence {
                 pages: self.sequences.get(id).map_or(&[][..], |sequence| sequence.pages.as_slice()),
+                window_pages: None,
                 lane: 0,
+                checkpoint: false,
             })
             .collect();
         self.engine.run(step, &tables, Wanted::Argmax)

@@ -19,9 +19,12 @@ mod page_file;
 mod page_pool;
 mod paged_engine;
 mod payoff;
+mod recurrent_step;
 mod request;
 mod sequence;
 mod service;
+mod state_rows;
+mod window_pages;
 
 pub use batcher::{Batcher, BatcherOptions, BatcherState, CacheFile};
 pub use request::{Event, Finished, Request, RequestId, TokenLogprobs};

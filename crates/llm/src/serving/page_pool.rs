@@ -158,7 +158,7 @@ impl PagePool {
     }
 
     /// The place of the end of a page that is findable.
-    fn known(&self, parent: PrefixId, tokens: &[u32]) -> Option<PrefixId> {
+    pub(crate) fn known(&self, parent: PrefixId, tokens: &[u32]) -> Option<PrefixId> {
         let page = self.findable.get(&PrefixKey::new(parent, tokens)?)?;
         let (_, prefix) = self.pages.get(*page as usize)?.published.as_ref()?;
         Some(*prefix)

@@ -4,7 +4,10 @@ use quadriga_graph::PAGE_SLOTS;
 use quadriga_runtime::{PendingRead, Plan, PlanKey, Progress, Scheduler, Session};
 
 use super::page_pool::PageId;
-use crate::engine::{EngineOptions, SCRAP_PAGES, STATES_OF_SEQUENCE, resize, row_copies, row_of};
+use super::state_rows::StateRows;
+use super::window_pages::WindowPages;
+use crate::engine::{EngineOptions, SCRAP_PAGES, resize, row_copies, row_of};
+use crate::hyperparameters::Hyperparameters;
 use crate::models::{GraphShape, PageTable};
 use crate::sampling::{TopLogits, find_argmax};
 use crate::{Error, LogitsError, Model, Result};
@@ -12,8 +15,8 @@ use crate::{Error, LogitsError, Model, Result};
 /// The fewest pages of a row of a page table; more are a power of two.
 const MIN_TABLE_PAGES: usize = 8;
 
-/// The key of the graph that copies a page: no step is this large.
-const COPY_KEY: PlanKey = PlanKey([u64::MAX; 4]);
+/// The keys of the graphs that copy a page, of all layers or of those with a window: no step is this large.
+const COPY_KEYS: [PlanKey; 2] = [PlanKey([u64::MAX; 4]), PlanKey([u64::MAX - 1; 4])];
 
 /// A token of a step.
 #[derive(Clone, Copy, Debug)]
@@ -23,8 +26,10 @@ pub(super) struct StepToken {
     pub(super) position: usize,
     /// The number of its sequence in this step. A token of none computes nothing that anybody reads.
     pub(super) sequence: usize,
-    /// Whether the logits after it are an output.
+    /// Whether the logits after it are an output, or its hidden state.
     pub(super) output: bool,
+    /// Whether that is the hidden state.
+    pub(super) hidden: bool,
     /// Whether the host needs all of these logits.
     pub(super) logits: bool,
 }
@@ -32,7 +37,7 @@ pub(super) struct StepToken {
 impl StepToken {
     /// Takes the place of a sequence that needs no further step.
     pub(super) const UNUSED: StepToken =
-        StepToken { token: 0, position: 0, sequence: usize::MAX, output: true, logits: false };
+        StepToken { token: 0, position: 0, sequence: usize::MAX, output: true, hidden: false, logits: false };
 }
 
 /// A sequence of a step.
@@ -40,8 +45,18 @@ impl StepToken {
 pub(super) struct StepSequence<'a> {
     /// Its pages: enough for all of its positions.
     pub(super) pages: &'a [PageId],
+    /// Its pages in layers with a window, where those have some of their own.
+    pub(super) window_pages: Option<&'a WindowPages>,
     /// Where its recurrent state is kept, in models that have one: a number below [`EngineOptions::sequences`].
     pub(super) lane: usize,
+    /// Whether that state is kept after the step, for other sequences that begin with the same tokens.
+    pub(super) checkpoint: bool,
+}
+
+impl StepSequence<'_> {
+    /// Takes the place of a sequence that is not there.
+    pub(super) const NONE: StepSequence<'static> =
+        StepSequence { pages: &[], window_pages: None, lane: 0, checkpoint: false };
 }
 
 /// A model with a KV cache in pages.
@@ -53,14 +68,15 @@ pub(super) struct PagedEngine {
     /// Whether a device has the logits, so that it can compute the argmax, or the largest of them.
     logits_on_device: bool,
     logits: Vec<f32>,
+    hidden: Vec<f32>,
     /// The rows whose logits the host has.
     loaded: Vec<bool>,
     argmax: Vec<Result<u32, LogitsError>>,
     top: TopRows,
     /// The row of results of each output.
     output_rows: Vec<usize>,
-    /// In models with recurrent layers, of each lane: which of its rows holds the state.
-    states: Vec<usize>,
+    /// In models with recurrent layers: which rows hold which states.
+    states: StateRows,
     recurrent: bool,
     /// A step of which only the argmax is wanted, whose results have not been read.
     in_flight: Option<StepInFlight>,
@@ -106,7 +122,11 @@ struct StepInputs {
     spans: Vec<i32>,
     window_spans: Vec<i32>,
     pages: Vec<i32>,
+    window_slots: Vec<i32>,
+    window_pages: Vec<i32>,
     rows: Vec<i32>,
+    /// The rows of recurrent states that each sequence reads and writes.
+    state_rows: Vec<[i32; 2]>,
     pieces: Vec<i32>,
 }
 
@@ -131,10 +151,11 @@ impl PagedEngine {
         let recurrent = hyper.recurrent.is_some();
         let mut engine = PagedEngine {
             session: Session::new(scheduler)?,
-            states: vec![0; options.sequences],
+            states: StateRows::new(options.sequences, options.checkpoints * options.sequences),
             inputs: StepInputs::default(),
             logits_on_device: false,
             logits: Vec::new(),
+            hidden: Vec::new(),
             loaded: Vec::new(),
             argmax: Vec::new(),
             top: TopRows::default(),
@@ -147,7 +168,7 @@ impl PagedEngine {
         };
         engine.model.file().check_mapped()?;
         // The graph of one token uses every weight; larger steps find them loaded.
-        engine.prepare(engine.shape(1, 1, (1, 1), Wanted::Logits), progress)?;
+        engine.prepare(engine.shape(1, [1, 0], (1, 1), Wanted::Logits), progress)?;
         engine.logits_on_device =
             engine.session.plan().is_some_and(|plan| !crate::engine::has_logits_on_host(plan));
         Ok(engine)
@@ -172,7 +193,12 @@ impl PagedEngine {
 
     /// The states that have rows for slots: their names, and the bytes of a page.
     fn page_parts(&self) -> Vec<(String, usize)> {
-        let slots = self.options.paged_shape(&self.model, 1, 1, PageTable { rows: 1, pages: 1 }).cache_slots;
+        self.parts_of(
+            self.options.paged_shape(&self.model, 1, 1, PageTable { rows: 1, pages: 1 }).cache_slots,
+        )
+    }
+
+    fn parts_of(&self, slots: usize) -> Vec<(String, usize)> {
         let mut states = self.session.states();
         states.retain(|state| state.shape.dims().first() == Some(&slots));
         states.into_iter().map(|state| (state.name, state.bytes / slots.max(1) * PAGE_SLOTS)).collect()
@@ -206,11 +232,25 @@ impl PagedEngine {
 
     /// Copies a page, on the devices that have it.
     pub(super) fn copy_page(&mut self, from: PageId, to: PageId) -> Result<()> {
+        let [key, _] = COPY_KEYS;
+        self.copy_rows(key, &self.page_parts(), from, to)
+    }
+
+    /// Copies a page of layers with a window that have pages of their own.
+    pub(super) fn copy_window_page(&mut self, from: PageId, to: PageId) -> Result<()> {
+        let [_, key] = COPY_KEYS;
+        let slots = self.options.window_pages(self.model.hyperparameters()).unwrap_or(0) + SCRAP_PAGES;
+        self.copy_rows(key, &self.parts_of(slots * PAGE_SLOTS), from, to)
+    }
+
+    fn copy_rows(&mut self, key: PlanKey, parts: &[(String, usize)], from: PageId, to: PageId) -> Result<()> {
         self.secure_results()?;
-        let names: Vec<String> = self.page_parts().into_iter().map(|(name, _)| name).collect();
         let mut states = self.session.states();
-        states.retain(|state| names.contains(&state.name));
-        self.session.prepare_with(COPY_KEY, || row_copies(&states, PAGE_SLOTS), &mut |_| {})?;
+        states.retain(|state| parts.iter().any(|(name, _)| *name == state.name));
+        if states.is_empty() {
+            return Ok(());
+        }
+        self.session.prepare_with(key, || row_copies(&states, PAGE_SLOTS), &mut |_| {})?;
         for (name, page) in [("from", from), ("to", to)] {
             let first = page as usize * PAGE_SLOTS;
             let rows: Vec<i32> = (first..first + PAGE_SLOTS).map(|row| row as i32).collect();
@@ -223,38 +263,44 @@ impl PagedEngine {
         Ok(waited?)
     }
 
-    /// Forgets the recurrent state of a lane, for a new sequence.
-    pub(super) fn reset_lane(&mut self, lane: usize) {
-        if let Some(state) = self.states.get_mut(lane) {
-            *state = 0;
-        }
-    }
-
+    /// The shape of a step with so many tokens, outputs of logits and of hidden states, sequences, and pages of the longest one.
     fn shape(
         &self,
         tokens: usize,
-        rows: usize,
+        outputs: [usize; 2],
         (sequences, pages): (usize, usize),
         wanted: Wanted,
     ) -> GraphShape {
         // Beside parts of prompts, a few rows more or less cost little: steps come in fewer shapes.
         let bucket = if tokens > 2 * sequences { coarse_bucket } else { bucket };
-        // Recurrent layers would take padding for tokens.
-        let tokens = if self.recurrent { tokens } else { bucket(tokens).min(self.options.batch) };
+        let tokens = match sequences {
+            // Recurrent layers would take padding for tokens.
+            0..=1 if self.recurrent => tokens,
+            _ if self.recurrent => bucket(sequences).min(self.options.sequences).max(sequences),
+            _ => bucket(tokens).min(self.options.batch),
+        };
         let most = self.options.context.div_ceil(PAGE_SLOTS);
         let pages = pages.max(MIN_TABLE_PAGES).next_power_of_two().min(most).max(1);
         let table = PageTable { rows: bucket(sequences).min(self.options.sequences).max(sequences), pages };
-        let rows = bucket(rows).min(tokens);
+        let [logit_rows, hidden] = outputs.map(|outputs| bucket(outputs).min(tokens));
+        let rows = logit_rows + hidden;
         let shape = self.options.paged_shape(&self.model, tokens, rows, table);
-        let on_device = self.logits_on_device && !self.recurrent && rows > 0;
+        let shape = match hidden {
+            0 => shape,
+            _ => GraphShape { hidden: true, logits: logit_rows > 0, logit_rows, ..shape },
+        };
+        let on_device = self.logits_on_device && !self.recurrent && rows > 0 && hidden == 0;
         let top = if on_device && wanted == Wanted::Logits { shape.top } else { 0 };
-        GraphShape { argmax: on_device && wanted == Wanted::Argmax, top, ..shape }
+        let together = if self.recurrent && sequences > 1 { tokens } else { 1 };
+        GraphShape { argmax: on_device && wanted == Wanted::Argmax, top, sequences: together, ..shape }
     }
 
     fn prepare(&mut self, shape: GraphShape, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let GraphShape { tokens, rows, page_table, argmax, top, .. } = shape;
         let table = page_table.map_or(0, |table| (table.rows as u64) << 32 | table.pages as u64);
-        let key = PlanKey([tokens as u64, rows as u64, table, (top as u64) << 1 | u64::from(argmax)]);
+        let logit_rows = if shape.hidden { shape.logit_rows } else { rows };
+        let rows = (logit_rows as u64) << 32 | rows as u64;
+        let key = PlanKey([tokens as u64, rows, table, (top as u64) << 1 | u64::from(argmax)]);
         let model = &self.model;
         Ok(self.session.prepare_with(key, || model.graph(shape), progress)?)
     }
@@ -277,36 +323,44 @@ impl PagedEngine {
         if !self.recurrent {
             return self.run_batch(tokens, sequences, wanted);
         }
-        // Recurrent layers compute one sequence at a time.
-        let vocabulary = self.model.hyperparameters().vocabulary;
-        let mut new_states = self.states.clone();
-        let mut logits = Vec::new();
-        for batch in tokens.chunk_by(|a, b| a.sequence == b.sequence) {
-            let Some(sequence) = batch.first().and_then(|token| sequences.get(token.sequence)) else {
-                continue;
-            };
-            let alone: Vec<StepToken> =
-                batch.iter().map(|token| StepToken { sequence: 0, ..*token }).collect();
-            let from = self.states.get(sequence.lane).copied().unwrap_or(0);
-            // A lane has two rows, and writes the one that it does not read. Row 0 is the state of an empty sequence.
-            let first = 1 + STATES_OF_SEQUENCE * sequence.lane;
-            let to = if from == first { first + 1 } else { first };
-            self.set_pieces_later(from, to);
-            let (rows, done) = (std::mem::take(&mut self.output_rows), logits.len() / vocabulary.max(1));
-            self.run_batch(&alone, std::slice::from_ref(sequence), Wanted::Logits)?;
-            let own = std::mem::replace(&mut self.output_rows, rows);
-            self.output_rows.extend(own.iter().enumerate().map(|(at, _)| done + at));
-            for row in own {
-                logits.extend_from_slice(row_of(&self.logits, vocabulary, row));
-            }
-            if let Some(state) = new_states.get_mut(sequence.lane) {
-                *state = to;
-            }
-        }
-        self.loaded = vec![true; logits.len() / vocabulary.max(1)];
-        self.logits = logits;
-        self.states = new_states;
-        Ok(())
+        self.run_recurrent(tokens, sequences)
+    }
+
+    /// An error unless rows of recurrent states and lanes agree.
+    pub(super) fn check_states(&self) -> Result<(), String> {
+        self.states.check()
+    }
+
+    /// The rows of recurrent states.
+    pub(super) fn states(&self) -> &StateRows {
+        &self.states
+    }
+
+    /// The rows of recurrent states.
+    pub(super) fn states_mut(&mut self) -> &mut StateRows {
+        &mut self.states
+    }
+
+    /// Notes which rows of recurrent states the next batch reads and writes: at least as many as it has sequences.
+    pub(super) fn set_pieces<'r>(&mut self, rows: impl Iterator<Item = &'r [usize; 2]>) {
+        self.inputs.state_rows.clear();
+        self.inputs.state_rows.extend(rows.map(|rows| rows.map(|row| row as i32)));
+    }
+
+    /// Forgets the outputs of the latest batch.
+    pub(super) fn clear_outputs(&mut self) {
+        self.output_rows.clear();
+        self.loaded.clear();
+        self.argmax.clear();
+        self.top.count = 0;
+    }
+
+    /// Takes the results of all outputs of a step whose batches gave some each.
+    pub(super) fn set_outputs(&mut self, logits: Vec<f32>, hidden: Vec<f32>, outputs: usize) {
+        self.clear_outputs();
+        (self.logits, self.hidden) = (logits, hidden);
+        self.loaded = vec![true; outputs];
+        self.output_rows.extend(0..outputs);
     }
 
     /// Starts the step after the one in flight before the host knows its results: each row goes on with the argmax of that row.
@@ -315,7 +369,7 @@ impl PagedEngine {
         let Some(step) = self.in_flight.as_ref().filter(|step| step.read.is_none()) else { return Ok(false) };
         let (shape, outputs) = (step.shape, tokens.iter().filter(|token| token.output).count());
         let table = (sequences.len(), longest(sequences));
-        let is_next = self.shape(tokens.len(), outputs, table, Wanted::Argmax) == shape
+        let is_next = self.shape(tokens.len(), [outputs, 0], table, Wanted::Argmax) == shape
             && shape.rows == shape.tokens
             && outputs == tokens.len();
         if !is_next || self.ahead.is_some() || !self.session.plan().is_some_and(Plan::is_asynchronous) {
@@ -392,13 +446,7 @@ impl PagedEngine {
         self.finish()
     }
 
-    /// Notes which rows of recurrent states the next batch reads and writes.
-    fn set_pieces_later(&mut self, from: usize, to: usize) {
-        self.inputs.pieces.clear();
-        self.inputs.pieces.extend([from as i32, to as i32]);
-    }
-
-    fn run_batch(
+    pub(super) fn run_batch(
         &mut self,
         tokens: &[StepToken],
         sequences: &[StepSequence<'_>],
@@ -406,7 +454,8 @@ impl PagedEngine {
     ) -> Result<()> {
         let outputs = || tokens.iter().filter(|token| token.output);
         let table = (sequences.len(), longest(sequences));
-        let shape = self.shape(tokens.len(), outputs().count(), table, wanted);
+        let counts = [false, true].map(|hidden| outputs().filter(|token| token.hidden == hidden).count());
+        let shape = self.shape(tokens.len(), counts, table, wanted);
         self.output_rows = self.fill(tokens, sequences, &shape);
         let all = outputs().zip(&self.output_rows).filter(|(token, _)| token.logits);
         let logits: Vec<usize> = all.map(|(_, row)| *row).collect();
@@ -430,9 +479,17 @@ impl PagedEngine {
             self.in_flight = Some(StepInFlight { shape, output_rows, logits, read: None });
             return Ok(());
         }
-        resize(&mut self.logits, shape.rows, self.model.hyperparameters().vocabulary)?;
-        self.session.read_into("logits", &mut self.logits)?;
-        self.loaded = vec![true; shape.rows];
+        let Hyperparameters { vocabulary, width, .. } = *self.model.hyperparameters();
+        if shape.hidden {
+            resize(&mut self.hidden, shape.rows, width)?;
+            self.session.read_into("hidden", &mut self.hidden)?;
+        }
+        let rows = shape.logit_rows.min(shape.rows);
+        resize(&mut self.logits, rows, vocabulary)?;
+        if rows > 0 {
+            self.session.read_into("logits", &mut self.logits)?;
+        }
+        self.loaded = vec![true; rows];
         Ok(())
     }
 
@@ -454,22 +511,33 @@ impl PagedEngine {
             &mut inputs.spans,
             &mut inputs.window_spans,
             &mut inputs.pages,
+            &mut inputs.window_slots,
+            &mut inputs.window_pages,
             &mut inputs.rows,
         ] {
             list.clear();
         }
         let (mut output_rows, mut unused) = (Vec::new(), 0);
+        inputs.rows.resize(shape.rows, 0);
+        let (mut outputs, mut hidden_outputs) = (0, shape.logit_rows.min(shape.rows));
         for row in 0..shape.tokens.max(tokens.len()) {
             let token = tokens.get(row).copied();
-            if token.is_some_and(|token| token.output) {
-                output_rows.push(if shape.rows == shape.tokens { row } else { output_rows.len() });
-                inputs.rows.push(row as i32);
+            if let Some(token) = token.filter(|token| token.output) {
+                let next = if token.hidden { &mut hidden_outputs } else { &mut outputs };
+                if let Some(into) = inputs.rows.get_mut(*next) {
+                    *into = row as i32;
+                }
+                output_rows.push(if shape.selects_rows() { *next } else { row });
+                *next += 1;
             }
             let used = token.and_then(|token| Some((token, sequences.get(token.sequence)?)));
-            let Some((StepToken { token, position, sequence, .. }, StepSequence { pages, .. })) = used else {
+            let Some((StepToken { token, position, sequence, .. }, StepSequence { pages, window_pages, .. })) =
+                used
+            else {
                 inputs.tokens.push(0);
                 inputs.positions.push(0);
                 inputs.slots.push((unused % (SCRAP_PAGES * PAGE_SLOTS)) as i32);
+                inputs.window_slots.push((unused % (SCRAP_PAGES * PAGE_SLOTS)) as i32);
                 inputs.spans.extend([0; 3]);
                 inputs.window_spans.extend([0; 3]);
                 unused += 1;
@@ -481,40 +549,66 @@ impl PagedEngine {
             inputs.tokens.push(token as i32);
             inputs.positions.push(position as i32);
             inputs.slots.push((page * PAGE_SLOTS + position % PAGE_SLOTS) as i32);
+            let page = window_pages.and_then(|own| own.get(position / PAGE_SLOTS)).unwrap_or(0) as usize;
+            inputs.window_slots.push((page * PAGE_SLOTS + position % PAGE_SLOTS) as i32);
             inputs.spans.extend([0, end, sequence as i32]);
             inputs.window_spans.extend([first as i32, end, sequence as i32]);
         }
-        inputs.rows.resize(shape.rows, 0);
         let table = shape.page_table.unwrap_or(PageTable { rows: 0, pages: 0 });
         for row in 0..table.rows {
             let pages = sequences.get(row).map_or(&[][..], |sequence| sequence.pages);
             inputs.pages.extend(pages.iter().map(|page| *page as i32));
             inputs.pages.resize((row + 1) * table.pages, 0);
+            let own = sequences.get(row).and_then(|sequence| sequence.window_pages);
+            let (first, pages) = own.map_or((0, &[][..]), WindowPages::parts);
+            // Nobody looks at those before the window.
+            inputs.window_pages.resize(row * table.pages + first.min(table.pages), 0);
+            inputs.window_pages.extend(pages.iter().map(|page| *page as i32));
+            inputs.window_pages.resize((row + 1) * table.pages, 0);
         }
         output_rows
     }
 
     /// Sets the graph's inputs; with `chained`, its tokens are the results of the step before.
     fn set_inputs(&mut self, shape: &GraphShape, chained: bool) -> Result<()> {
-        let StepInputs { tokens, positions, slots, spans, window_spans, pages, rows, pieces } = &self.inputs;
+        let StepInputs {
+            tokens,
+            positions,
+            slots,
+            spans,
+            window_slots,
+            window_spans,
+            pages,
+            window_pages,
+            rows,
+            state_rows,
+            pieces,
+        } = &mut self.inputs;
         let hyper = self.model.hyperparameters();
         let (full, windows) = (hyper.has_full_attention(), hyper.window().is_some());
+        let apart = shape.window_cache.is_some();
         for (name, values, has) in [
             ("tokens", tokens, !chained),
             ("positions", positions, true),
-            ("slots", slots, full || windows),
+            ("slots", slots, full || windows && !apart),
             ("spans", spans, full),
+            ("window_slots", window_slots, windows && apart),
             ("window_spans", window_spans, windows),
-            ("pages", pages, full || windows),
-            ("rows", rows, shape.rows > 0 && shape.rows < shape.tokens),
+            ("pages", pages, full || windows && !apart),
+            ("window_pages", window_pages, windows && apart),
+            ("rows", rows, shape.selects_rows()),
         ] {
             if has {
                 self.session.set(name, values.as_slice())?;
             }
         }
-        if let (Some(recurrent), [from, to]) = (&hyper.recurrent, pieces.as_slice()) {
-            for (name, pieces) in recurrent.piece_inputs(*from, *to) {
-                let pieces: Vec<i32> = pieces.collect();
+        if let Some(recurrent) = &hyper.recurrent {
+            for (input, (name, _)) in recurrent.piece_inputs(0, 0).enumerate() {
+                pieces.clear();
+                for [from, to] in state_rows.iter().take(shape.sequences) {
+                    let of_sequence = recurrent.piece_inputs(*from, *to).nth(input);
+                    pieces.extend(of_sequence.into_iter().flat_map(|(_, pieces)| pieces));
+                }
                 self.session.set(name, pieces.as_slice())?;
             }
         }
@@ -579,6 +673,12 @@ impl PagedEngine {
         }
         self.loaded.iter_mut().skip(first).take(count).for_each(|loaded| *loaded = true);
         Ok(())
+    }
+
+    /// The hidden state of output `output`.
+    pub(super) fn hidden(&self, output: usize) -> &[f32] {
+        let row = self.output_rows.get(output).copied().unwrap_or(usize::MAX);
+        row_of(&self.hidden, self.model.hyperparameters().width, row)
     }
 
     /// The logits after output `output`; empty if only the argmax was computed.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::answer::{Finish, TextPiece, TokenCounts};
 use crate::constraint::Grammar;
 use crate::generator::GeneratorOptions;
+use crate::hyperparameters::Pooling;
 use crate::reasoning::{ReasoningFormat, ReasoningSplitter};
 use crate::reasoning_budget::{ReasoningBudget, end_of_reasoning};
 use crate::sampling::{ChainedHooks, SamplingHook, SamplingOptions};
@@ -49,6 +50,8 @@ pub struct Request {
     pub logprobs: Option<usize>,
     /// Whether the log-probabilities of the prompt's tokens are reported, too.
     pub prompt_logprobs: bool,
+    /// The prompt is embedded, and nothing is generated: how the vectors of its tokens become one. [`Pooling::Rank`] is for encoders.
+    pub embedding: Option<Pooling>,
     /// Requests of higher priority are started first.
     pub priority: i32,
     /// Who asks. Among requests of one priority, clients get equal shares.
@@ -151,6 +154,7 @@ impl Request {
             hook: None,
             logprobs: None,
             prompt_logprobs: false,
+            embedding: None,
             priority: 0,
             client: 0,
             salt: 0,
@@ -181,6 +185,11 @@ pub enum Event {
     Prompt {
         /// The log-probabilities.
         logprobs: Vec<TokenLogprobs>,
+    },
+    /// The prompt was computed, and its embedding was asked for.
+    Embedding {
+        /// The vector of the text, of length 1; with [`Pooling::None`] those of all tokens, one after another.
+        vector: Vec<f32>,
     },
     /// A token of the answer.
     Token {
@@ -219,8 +228,13 @@ pub(super) fn check(request: &Request, context: usize, vocabulary: usize) -> Res
         let name = "the number of log-probabilities";
         return Err(Error::Option { name, value: top.to_string(), wanted: "at most 1000" });
     }
-    if request.prompt.len() >= context {
-        return Err(Error::ContextFull { wanted: request.prompt.len() + 1, used: 0, context });
+    if request.embedding == Some(Pooling::Rank) {
+        return Err(Error::NoClassificationHead);
+    }
+    // A text that is embedded may fill the context.
+    let needed = request.prompt.len() + usize::from(request.embedding.is_none());
+    if needed > context {
+        return Err(Error::ContextFull { wanted: needed, used: 0, context });
     }
     match request.prompt.iter().find(|token| **token as usize >= vocabulary) {
         Some(token) => Err(Error::Token { token: *token, count: vocabulary }),

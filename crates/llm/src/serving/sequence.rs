@@ -1,5 +1,6 @@
 //! A request that is being answered: its tokens, its pages, its sampler and its text.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use quadriga_graph::PAGE_SLOTS;
@@ -8,8 +9,11 @@ use super::lookup::Lookup;
 use super::page_pool::{PageId, PrefixId};
 use super::paged_engine::PagedEngine;
 use super::request::{Event, Finished, Request, RequestId, TokenLogprobs};
+use super::window_pages::WindowPages;
 use crate::answer::{Finish, TextPiece, TokenCounts};
 use crate::answer_text::{AnswerParts, AnswerText};
+use crate::embedder::pooled_embedding;
+use crate::hyperparameters::Pooling;
 use crate::sampling::{Sampler, SamplingHook, log_probability, top_log_probabilities};
 use crate::{Error, Model, Result};
 
@@ -25,9 +29,17 @@ pub(super) struct Sequence {
     /// Tokens whose keys and values are in the KV cache.
     pub(super) computed: usize,
     pub(super) pages: Vec<PageId>,
+    /// Its pages in layers with a window, where those have some of their own.
+    pub(super) window_pages: WindowPages,
     /// Pages that are published, and the place of their end in the tree of prefixes. `None` before the sequence is admitted.
     pub(super) published: usize,
     pub(super) prefix: Option<PrefixId>,
+    /// Tokens that another sequence began with, too: of models with recurrent layers, a state is kept after them.
+    pub(super) shared: usize,
+    /// The prefix after which the lane's recurrent state is yet to be taken.
+    pub(super) starts_from: Option<PrefixId>,
+    /// The prefix after which a recurrent state of the answer is kept.
+    kept: Option<PrefixId>,
     /// Tokens that were found in the KV cache, and are not counted yet.
     pub(super) found: usize,
     /// The number of the step at which it began to wait.
@@ -42,6 +54,8 @@ pub(super) struct Sequence {
     max_tokens: usize,
     past_end: bool,
     logprobs: Option<usize>,
+    /// How the prompt is embedded, if it is, and the vectors of its tokens so far.
+    embedding: Option<(Pooling, Vec<f32>)>,
     /// Those of the prompt so far, if they are wanted.
     prompt_logprobs: Option<Vec<TokenLogprobs>>,
     /// Guesses at the tokens after the last one; computed in the same step.
@@ -86,8 +100,12 @@ impl Sequence {
             prompt,
             computed: 0,
             pages: Vec::new(),
+            window_pages: WindowPages::default(),
             published: 0,
             prefix: None,
+            shared: 0,
+            starts_from: None,
+            kept: None,
             found: 0,
             waiting_since: 0,
             leader: None,
@@ -98,6 +116,7 @@ impl Sequence {
             max_tokens: request.max_tokens.unwrap_or(usize::MAX),
             past_end: request.past_end,
             logprobs: request.logprobs,
+            embedding: request.embedding.map(|pooling| (pooling, Vec::new())),
             prompt_logprobs: request.prompt_logprobs.then(Vec::new),
             draft: Vec::new(),
             lookup,
@@ -131,15 +150,22 @@ impl Sequence {
 
     /// Whether prefixes in the KV cache may be used: not if the logits of all tokens are wanted.
     pub(super) fn may_share(&self) -> bool {
-        self.prompt_logprobs.is_none()
+        let embeds_all = self.embedding.as_ref().is_some_and(|(pooling, _)| *pooling != Pooling::Last);
+        self.prompt_logprobs.is_none() && !embeds_all
+    }
+
+    /// Whether the prompt is embedded, and nothing is generated.
+    pub(super) fn is_embedded(&self) -> bool {
+        self.embedding.is_some()
     }
 
     /// Whether nothing but the most probable token of each output is needed.
     pub(super) fn is_greedy(&self) -> bool {
-        self.sampler.options().is_greedy()
+        let is_greedy = self.sampler.options().is_greedy()
             && self.hook.is_none()
             && self.logprobs.is_none()
-            && self.prompt_logprobs.is_none()
+            && self.prompt_logprobs.is_none();
+        is_greedy || self.is_embedded()
     }
 
     /// Whether all logits of its outputs are needed, not only the largest.
@@ -173,10 +199,40 @@ impl Sequence {
     /// Notes that nothing of it is in the KV cache any more.
     pub(super) fn lose_pages(&mut self) {
         (self.computed, self.published, self.prefix, self.found) = (0, 0, None, 0);
+        (self.shared, self.starts_from, self.kept) = (0, None, None);
         if self.counts.answer == 0 {
             self.counts.cached = 0;
         }
+        if let Some((_, vectors)) = &mut self.embedding {
+            vectors.clear();
+        }
         self.draft.clear();
+    }
+
+    /// How many of the tokens that are left are computed next, of at most `most`. Where recurrent states are kept, a part of a
+    /// prompt ends where one is.
+    pub(super) fn next_part(&self, most: usize, keeps_states: bool) -> usize {
+        let tokens = self.remaining().min(most);
+        let inside = |end: &usize| (self.computed + 1..self.computed + tokens).contains(end);
+        let end = self.ends_of_states().into_iter().filter(inside).min();
+        end.filter(|_| keeps_states).map_or(tokens, |end| end - self.computed)
+    }
+
+    /// Where a prompt's recurrent states are kept: after whole pages that others began with, too, and after its last whole page.
+    fn ends_of_states(&self) -> [usize; 2] {
+        [self.shared, self.tokens.len().saturating_sub(1) / PAGE_SLOTS * PAGE_SLOTS]
+    }
+
+    /// Whether the recurrent state after the next tokens is kept for others.
+    pub(super) fn keeps_state_after(&self, tokens: usize) -> bool {
+        let end = self.computed + tokens;
+        let is_end = self.is_decoding() || self.ends_of_states().contains(&end);
+        self.may_share() && is_end && end.is_multiple_of(PAGE_SLOTS)
+    }
+
+    /// Notes that a recurrent state after a prefix is kept; returns the earlier prefix of the answer whose state need not be.
+    pub(super) fn note_kept(&mut self, prefix: PrefixId) -> Option<PrefixId> {
+        if self.computed > self.prompt { self.kept.replace(prefix) } else { None }
     }
 
     /// Notes that a part of it is computed from now on.
@@ -186,6 +242,12 @@ impl Sequence {
 
     /// Whether the output after the token at this position is wanted.
     pub(super) fn wants_output(&self, position: usize) -> bool {
+        match self.embedding {
+            Some((Pooling::Last, _)) => return position + 1 == self.prompt,
+            Some((Pooling::Cls, _)) => return position == 0,
+            Some(_) => return true,
+            None => {}
+        }
         position + 1 >= self.tokens.len() || self.prompt_logprobs.is_some() && position + 1 < self.prompt
     }
 
@@ -202,6 +264,9 @@ impl Sequence {
         let first = self.computed;
         let known = count.min(self.remaining());
         self.failures = 0;
+        if self.embedding.is_some() {
+            return self.embed(engine, first..first + known, output, events);
+        }
         if let Some(logprobs) = &mut self.prompt_logprobs {
             // A sequence that was put back computes its prompt again.
             logprobs.truncate(first);
@@ -245,6 +310,29 @@ impl Sequence {
             output += 1;
             right += 1;
         }
+    }
+
+    /// Takes in the vectors of computed tokens, from output `output` on; at the end of the prompt they become one.
+    fn embed(
+        &mut self,
+        engine: &PagedEngine,
+        computed: Range<usize>,
+        output: usize,
+        events: &mut Vec<(RequestId, Event)>,
+    ) -> Result<Outcome> {
+        self.computed = computed.end;
+        let outputs = computed.filter(|position| self.wants_output(*position)).count();
+        let complete = self.computed >= self.prompt;
+        let Some((pooling, vectors)) = &mut self.embedding else { return Ok(Outcome::Running) };
+        for output in output..output + outputs {
+            vectors.extend_from_slice(engine.hidden(output));
+        }
+        if !complete {
+            return Ok(Outcome::Running);
+        }
+        let vector = pooled_embedding(vectors, engine.model().hyperparameters().width, *pooling)?;
+        events.push((self.id, Event::Embedding { vector }));
+        Ok(self.end(Finish::Length, events))
     }
 
     /// Samples the next token and adds its text.

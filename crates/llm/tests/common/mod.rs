@@ -6,6 +6,7 @@ pub mod judge;
 pub mod latent;
 pub mod recurrent;
 pub mod reference;
+pub mod serving;
 pub mod streams;
 
 use std::sync::Arc;

@@ -303,7 +303,7 @@ impl Job {
                 }
                 self.fail(pending, &error.to_string());
             }
-            Event::Prompt { .. } => {}
+            Event::Prompt { .. } | Event::Embedding { .. } => {}
         }
         Ok(())
     }

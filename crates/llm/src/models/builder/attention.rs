@@ -137,7 +137,7 @@ impl<'g> LayerBuilder<'_, 'g> {
                 soft_cap: hyper.attention_soft_cap,
                 spans: Some(self.spans()?),
                 sinks: self.sinks()?,
-                pages: self.model.pages,
+                pages: self.pages(),
                 ..AttentionOptions::new()
             };
             query
@@ -177,6 +177,12 @@ impl<'g> LayerBuilder<'_, 'g> {
     pub(in crate::models) fn spans(&self) -> Result<Value<'g>> {
         let spans = if self.shape.window.is_some() { self.model.window_spans } else { self.model.spans };
         spans.ok_or_else(|| self.no_attention())
+    }
+
+    /// The page table of the layer's KV cache, if it has pages.
+    pub(in crate::models) fn pages(&self) -> Option<Value<'g>> {
+        let apart = self.shape.window.is_some() && self.model.shape.window_cache.is_some();
+        if apart { self.model.window_pages } else { self.model.pages }
     }
 
     /// The error about a layer whose shape denies the attention that its architecture's graph has.

@@ -1,9 +1,9 @@
 //! Linear attention by the gated delta rule, behind a short convolution.
 
-use quadriga_graph::{DeltaRuleInputs, Gate, GatedDeltaRule, Value};
+use quadriga_graph::{Gate, GatedDeltaRule, Value};
 
 use super::LayerBuilder;
-use super::recurrent::heads_at;
+use super::recurrent::{LinearInputs, heads_at};
 use crate::Result;
 use crate::hyperparameters::LinearAttention;
 
@@ -34,18 +34,16 @@ impl<'g> LayerBuilder<'_, 'g> {
             let eps = self.model.hyper.norm_epsilon;
             let bias = self.model.weights.vector(&self.name("ssm_dt.bias"), value_heads)?;
             let decay = self.model.weights.vector(&self.name("ssm_a"), value_heads)?;
-            let inputs = DeltaRuleInputs {
+            let inputs = LinearInputs {
+                queries: heads_at(convolved, 0, key_heads, key_length).l2_norm(eps),
                 keys: heads_at(convolved, keys, key_heads, key_length).l2_norm(eps),
                 values: heads_at(convolved, 2 * keys, value_heads, value_length),
                 gates: alphas.add(bias).softplus().mul(decay),
                 betas: betas.sigmoid(),
-                state: state.before,
             };
             let scale = 1.0 / (key_length as f32).sqrt();
             let rule = GatedDeltaRule { scale, tiled: layout == DeltaLayout::Tiled, delta: true };
-            let queries = heads_at(convolved, 0, key_heads, key_length).l2_norm(eps);
-            let (results, after) = queries.gated_delta_rule(inputs, rule);
-            state.write(after);
+            let results = self.attend_linearly(linear, state, inputs, rule);
             if self.ends_here() {
                 return Ok(None);
             }

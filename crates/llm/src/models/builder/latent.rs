@@ -118,7 +118,7 @@ impl<'g> LayerBuilder<'_, 'g> {
 
     fn latent_options(&self, latent: LatentAttention) -> Result<AttentionOptions<'g>> {
         let scale = self.model.hyper.attention_scale.unwrap_or(1.0 / (latent.key_length() as f32).sqrt());
-        let (spans, pages) = (Some(self.spans()?), self.model.pages);
+        let (spans, pages) = (Some(self.spans()?), self.pages());
         Ok(AttentionOptions { scale: Some(scale), spans, pages, ..AttentionOptions::new() })
     }
 

@@ -77,6 +77,8 @@ pub(crate) struct ModelBuilder<'g> {
     window_spans: Option<Value<'g>>,
     /// The pages of each sequence. Absent where sequences have slots of their own.
     pages: Option<Value<'g>>,
+    /// The pages of layers with a window in their own KV cache. Absent where they use the others' pages.
+    window_pages: Option<Value<'g>>,
     /// The pieces of recurrent states that are read and written. Absent where no layer has any.
     recurrent: Option<RecurrentInputs<'g>>,
     /// The factor of each token's queries. Absent where they have none.
@@ -139,6 +141,10 @@ impl<'g> ModelBuilder<'g> {
         };
         let spans =
             |name: &str| g.input(name, DType::I32, [n, if shape.page_table.is_some() { 3 } else { 2 }]);
+        let page_table = |name: &str, has: bool| {
+            let table = shape.page_table.filter(|_| has);
+            table.map(|table| g.input(name, DType::I32, [table.rows, table.pages]))
+        };
         Ok(ModelBuilder {
             g,
             hyper,
@@ -150,17 +156,17 @@ impl<'g> ModelBuilder<'g> {
             window_slots: (attends(true) && shape.window_cache.is_some())
                 .then(|| g.input("window_slots", DType::I32, [n])),
             window_spans: attends(true).then(|| spans("window_spans")),
-            pages: shape
-                .page_table
-                .filter(|_| attends(true) || attends(false))
-                .map(|table| g.input("pages", DType::I32, [table.rows, table.pages])),
-            recurrent: hyper.recurrent.as_ref().map(|shape| RecurrentInputs::new(g, shape)),
+            pages: page_table("pages", attends(false) || attends(true) && shape.window_cache.is_none()),
+            window_pages: page_table("window_pages", attends(true) && shape.window_cache.is_some()),
+            recurrent: hyper
+                .recurrent
+                .as_ref()
+                .map(|of_layers| RecurrentInputs::new(g, of_layers, shape.sequences)),
             query_factors: OnceCell::new(),
             tables: OnceCell::new(),
             neuron_tables: OnceCell::new(),
             device_tables: OnceCell::new(),
-            rows: (!hyper.encoder && shape.rows > 0 && shape.rows < n)
-                .then(|| g.input("rows", DType::I32, [shape.rows])),
+            rows: (!hyper.encoder && shape.selects_rows()).then(|| g.input("rows", DType::I32, [shape.rows])),
             frequency_factors: rope::frequency_factors(&weights, hyper, shape.context)?,
             embedding: weights.get("token_embd.weight", &[hyper.vocabulary, hyper.width])?,
             weights,
@@ -309,6 +315,10 @@ impl<'g> ModelBuilder<'g> {
         if !self.shape.logits {
             return Ok(());
         }
+        let hidden = match self.shape.logit_rows {
+            few if few < self.shape.rows => hidden.slice(0, 0, few),
+            _ => hidden,
+        };
         let head = self.weights.find("output.weight", &[h.vocabulary, h.width])?.unwrap_or(self.embedding);
         let mut logits = self.product("output", head, hidden)?;
         if let Some(bias) = self.weights.find_vector("output.bias", h.vocabulary)? {

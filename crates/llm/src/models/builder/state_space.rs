@@ -1,9 +1,9 @@
 //! The state space of Mamba 2: linear attention whose state decays, and learns values as they are.
 
-use quadriga_graph::{DeltaRuleInputs, Gate, GatedDeltaRule, Value};
+use quadriga_graph::{Gate, GatedDeltaRule, Value};
 
 use super::LayerBuilder;
-use super::recurrent::heads_at;
+use super::recurrent::{LinearInputs, heads_at};
 use crate::Result;
 use crate::hyperparameters::LinearAttention;
 
@@ -26,17 +26,15 @@ impl<'g> LayerBuilder<'_, 'g> {
             let of_heads = |part: &str| weights.elements(&self.name(part), &[value_heads, 1]);
             let steps = all.slice(1, inner + conv_width, value_heads);
             let steps = steps.add(weights.vector(&self.name("ssm_dt.bias"), value_heads)?).softplus();
-            let inputs = DeltaRuleInputs {
+            let inputs = LinearInputs {
+                queries: heads_at(xbc, inner + keys, key_heads, key_length),
                 keys: heads_at(xbc, inner, key_heads, key_length),
                 values,
                 gates: steps.mul(of_heads("ssm_a")?.reshape([value_heads])),
                 betas: steps,
-                state: state.before,
             };
             let rule = GatedDeltaRule { scale: 1.0, tiled: false, delta: false };
-            let queries = heads_at(xbc, inner + keys, key_heads, key_length);
-            let (results, after) = queries.gated_delta_rule(inputs, rule);
-            state.write(after);
+            let results = self.attend_linearly(linear, state, inputs, rule);
             if self.ends_here() {
                 return Ok(None);
             }

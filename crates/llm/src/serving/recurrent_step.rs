@@ -1,0 +1,170 @@
+//! Steps of models with recurrent layers: which tokens are computed at once, and which states they read and write.
+
+use super::page_pool::PrefixId;
+use super::paged_engine::{PagedEngine, StepSequence, StepToken, Wanted};
+use crate::Result;
+use crate::engine::resize;
+use crate::hyperparameters::Hyperparameters;
+
+/// Tokens that are computed at once: of one sequence, or one of each.
+#[derive(Default)]
+struct Group<'s> {
+    /// The tokens, whose sequences are numbered within the group.
+    tokens: Vec<StepToken>,
+    sequences: Vec<StepSequence<'s>>,
+    /// The number of each output among all outputs of the step.
+    outputs: Vec<usize>,
+}
+
+impl<'s> Group<'s> {
+    fn add(&mut self, tokens: &[StepToken], sequence: &StepSequence<'s>, first_output: usize) {
+        let number = self.sequences.len();
+        self.tokens.extend(tokens.iter().map(|token| StepToken { sequence: number, ..*token }));
+        self.outputs.extend(first_output..first_output + tokens.iter().filter(|token| token.output).count());
+        self.sequences.push(*sequence);
+    }
+}
+
+/// The groups of a step. Sequences with one token each are the first group: what only fills it up writes to rows that others of
+/// the step write afterwards.
+fn groups<'s>(tokens: &[StepToken], sequences: &[StepSequence<'s>]) -> Vec<Group<'s>> {
+    let mut singles = Group::default();
+    let mut groups = Vec::new();
+    let mut outputs = 0;
+    for own in tokens.chunk_by(|a, b| a.sequence == b.sequence) {
+        let Some(sequence) = own.first().and_then(|token| sequences.get(token.sequence)) else { continue };
+        if own.len() == 1 {
+            singles.add(own, sequence, outputs);
+        } else {
+            let mut group = Group::default();
+            group.add(own, sequence, outputs);
+            groups.push(group);
+        }
+        outputs += own.iter().filter(|token| token.output).count();
+    }
+    if !singles.tokens.is_empty() {
+        groups.insert(0, singles);
+    }
+    groups
+}
+
+/// Copies a row of results; nothing where there is none.
+fn put_row(results: &mut [f32], len: usize, row: usize, values: &[f32]) {
+    let into = results.chunks_mut(len.max(1)).nth(row);
+    into.into_iter().flatten().zip(values).for_each(|(into, value)| *into = *value);
+}
+
+impl PagedEngine {
+    /// Computes a step of a model with recurrent layers: one token of each sequence at once, longer parts one after the other.
+    pub(super) fn run_recurrent(
+        &mut self,
+        tokens: &[StepToken],
+        sequences: &[StepSequence<'_>],
+    ) -> Result<()> {
+        let Hyperparameters { vocabulary, width, .. } = *self.model().hyperparameters();
+        let groups = groups(tokens, sequences);
+        let outputs: usize = groups.iter().map(|group| group.outputs.len()).sum();
+        let (mut logits, mut hidden) = (Vec::new(), Vec::new());
+        let embeds = tokens.iter().any(|token| token.output && token.hidden);
+        let mut written: Vec<(usize, usize)> = Vec::new();
+        for group in &groups {
+            let rows = self.choose_rows(group, &written);
+            self.set_state_rows(&rows, &group.sequences);
+            self.clear_outputs();
+            self.run_batch(&group.tokens, &group.sequences, Wanted::Logits)?;
+            written.extend(group.sequences.iter().zip(rows).map(|(sequence, [_, to])| (sequence.lane, to)));
+            if groups.len() > 1 {
+                resize(&mut logits, outputs, vocabulary)?;
+                resize(&mut hidden, if embeds { outputs } else { 0 }, width)?;
+                for (own, output) in group.outputs.iter().enumerate() {
+                    put_row(&mut logits, vocabulary, *output, self.logits(own));
+                    put_row(&mut hidden, width, *output, self.hidden(own));
+                }
+            }
+        }
+        if groups.len() > 1 {
+            self.set_outputs(logits, hidden, outputs);
+        }
+        // Only now: after an error, the whole step is computed again.
+        for (lane, row) in written {
+            self.states_mut().set(lane, row);
+        }
+        Ok(())
+    }
+
+    /// The rows of states that each sequence of a group reads and writes.
+    fn choose_rows(&mut self, group: &Group<'_>, written: &[(usize, usize)]) -> Vec<[usize; 2]> {
+        let mut taken: Vec<usize> = written.iter().map(|(_, row)| *row).collect();
+        let states = self.states_mut();
+        let mut rows = Vec::with_capacity(group.sequences.len());
+        for StepSequence { lane, checkpoint, .. } in &group.sequences {
+            let kept = checkpoint.then(|| states.take(&taken)).flatten();
+            let to = kept.unwrap_or_else(|| states.other_row(*lane));
+            taken.push(to);
+            rows.push([states.row(*lane), to]);
+        }
+        rows
+    }
+
+    /// Notes which rows of states the next batch reads and writes. Sequences that only fill it up begin anew, and write to rows of
+    /// lanes that have no part in it and hold no state.
+    fn set_state_rows(&mut self, rows: &[[usize; 2]], sequences: &[StepSequence<'_>]) {
+        let lanes = self.options().sequences;
+        let unused = (0..lanes).filter(|lane| !sequences.iter().any(|sequence| sequence.lane == *lane));
+        let padding: Vec<[usize; 2]> = unused.map(|lane| [0, self.states_mut().other_row(lane)]).collect();
+        self.set_pieces(rows.iter().chain(&padding));
+    }
+
+    /// Gives a lane the state after a prefix. False if there is none.
+    pub(super) fn start_from(&mut self, lane: usize, prefix: PrefixId) -> bool {
+        self.states_mut().start_from(lane, prefix)
+    }
+
+    /// Whether there is a state after a prefix.
+    pub(super) fn has_state(&self, prefix: PrefixId) -> bool {
+        self.states().has(prefix)
+    }
+
+    /// Makes the state of a lane findable, if its latest step was to keep it. False if it is not, or another one is.
+    pub(super) fn publish_state(&mut self, lane: usize, prefix: PrefixId) -> bool {
+        self.states_mut().publish(lane, prefix)
+    }
+
+    /// Forgets the state after a prefix.
+    pub(super) fn forget_state(&mut self, prefix: PrefixId) {
+        self.states_mut().forget(prefix);
+    }
+
+    /// Forgets the recurrent state of a lane.
+    pub(super) fn reset_lane(&mut self, lane: usize) {
+        self.states_mut().set(lane, 0);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::indexing_slicing, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequences_with_one_token_are_computed_together_and_first() {
+        let token = |sequence, output| StepToken {
+            token: 1,
+            position: 0,
+            sequence,
+            output,
+            hidden: false,
+            logits: false,
+        };
+        let tokens = [token(0, true), token(1, false), token(1, true), token(2, true), token(3, false)];
+        let sequences: Vec<StepSequence<'_>> = (0..4)
+            .map(|lane| StepSequence { pages: &[], window_pages: None, lane, checkpoint: false })
+            .collect();
+        let groups = groups(&tokens, &sequences);
+        let lanes = |at: usize| groups[at].sequences.iter().map(|s| s.lane).collect::<Vec<_>>();
+        assert_eq!((groups.len(), lanes(0), lanes(1)), (2, vec![0, 2, 3], vec![1]));
+        assert_eq!((&groups[0].outputs[..], &groups[1].outputs[..]), (&[0, 2][..], &[1][..]));
+        let numbers: Vec<usize> = groups[0].tokens.iter().map(|token| token.sequence).collect();
+        assert_eq!(numbers, [0, 1, 2]);
+    }
+}

@@ -1,0 +1,160 @@
+//! Many requests at once of models with recurrent layers: their states belong to sequences, and those of prefixes are found again.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::serving::{Answers, CONTEXT, Spec, alone, answer, batcher, options, random_stream, recipe};
+use common::{Recipe, cpu};
+use quadriga_graph::DType;
+use quadriga_llm::sampling::SamplingOptions;
+use quadriga_llm::serving::{Batcher, BatcherOptions, Event, Request};
+use quadriga_llm::{EngineOptions, Model};
+use quadriga_sim::{FaultPoint, Sim};
+
+fn qwen35() -> Model {
+    common::recurrent::parts_of(&Recipe { layers: 5, ..recipe("qwen35") }).model().unwrap()
+}
+
+/// Models with each kind of recurrent layer: delta rule, state space, convolutions, these with windows.
+fn models() -> Vec<Model> {
+    let family = |architecture: &str| {
+        let recipe =
+            Recipe::families().into_iter().find(|recipe| recipe.architecture == architecture).unwrap();
+        Recipe { text: true, context: CONTEXT as u32, ..recipe }
+    };
+    let windows = Recipe { window: Some(70), ..family("lfm2") };
+    vec![qwen35(), family("mamba2").model(), family("lfm2").model(), windows.model()]
+}
+
+fn greedy(prompt: Vec<u32>, max_tokens: usize) -> Spec {
+    let sampling = SamplingOptions { temperature: 0.0, ..SamplingOptions::default() };
+    Spec { prompt, sampling, max_tokens, stops: Vec::new() }
+}
+
+#[test]
+fn every_request_is_answered_as_if_it_were_alone() {
+    for (kind, model) in models().iter().enumerate() {
+        let mut found = 0;
+        for seed in 0..3 {
+            let seed = 70 + 10 * kind as u64 + seed;
+            // The smaller pool puts sequences back.
+            let pages = if seed % 2 == 0 { 24 } else { 9 };
+            found += random_stream(model, options(5, pages), DType::F32, seed, 10).state().cached;
+        }
+        assert!(found > 0, "kind {kind}: no prefix was ever found");
+    }
+}
+
+#[test]
+fn one_token_of_each_sequence_is_one_run() {
+    let model = qwen35();
+    let runs = |sequences: usize| {
+        let sim = Sim::new("sim:0").device();
+        let mut batcher = batcher(&model, Arc::clone(&sim) as _, options(8, 24));
+        for at in 0..sequences as u32 {
+            batcher.submit(Request { max_tokens: Some(30), ..Request::new(vec![1, 2, 3 + at]) }).unwrap();
+        }
+        while batcher.state().computed < 3 * sequences as u64 {
+            batcher.step();
+        }
+        // The plan is known after the first of them.
+        batcher.step();
+        let before = sim.counts().of(FaultPoint::Run);
+        (0..5).for_each(|_| drop(batcher.step()));
+        sim.counts().of(FaultPoint::Run) - before
+    };
+    assert_eq!((runs(3), runs(8)), (runs(1), runs(1)));
+}
+
+/// The tokens of each request that were found.
+fn found(batcher: &mut Batcher, prompts: &[Vec<u32>]) -> Vec<usize> {
+    prompts.iter().map(|prompt| answer(batcher, &greedy(prompt.clone(), 2)).1).collect()
+}
+
+#[test]
+fn a_prefix_is_computed_twice_and_then_found() {
+    for model in models() {
+        let mut batcher = batcher(&model, cpu(1), options(4, 40));
+        let shared = recipe("llama").tokens(200);
+        let prompts: Vec<Vec<u32>> =
+            (0..4).map(|tail| shared.iter().copied().chain([tail; 70]).collect()).collect();
+        // The first keeps a state after its own last page only; the second learns that others begin alike.
+        assert_eq!(found(&mut batcher, &prompts), [0, 0, 192, 192]);
+        // Again the whole prompt: the state after its last page.
+        assert_eq!(found(&mut batcher, &prompts[3..]), [256]);
+    }
+}
+
+#[test]
+fn a_conversation_goes_on_from_its_last_page() {
+    for model in models() {
+        let mut batcher = batcher(&model, cpu(1), options(4, 40));
+        let first = greedy(recipe("llama").tokens(150), 100);
+        let id = batcher.submit(Request { past_end: true, ..first.request() }).unwrap();
+        let mut answers = Answers::default();
+        while batcher.is_busy() {
+            answers.add(batcher.step());
+            batcher.check().unwrap();
+        }
+        let reply = &answers.answers[&id].tokens;
+        let tokens: Vec<u32> = first.prompt.iter().chain(reply).copied().chain([5; 30]).collect();
+        let second = greedy(tokens, 20);
+        let wanted = alone(&model, std::slice::from_ref(&second), DType::F32);
+        // 249 tokens were computed: three whole pages.
+        assert_eq!(answer(&mut batcher, &second), (wanted[0].clone(), 192));
+    }
+}
+
+#[test]
+fn choices_share_the_pages_of_their_prompt() {
+    let model = qwen35();
+    let specs: Vec<Spec> = (0..4)
+        .map(|seed| Spec {
+            sampling: SamplingOptions { seed, ..SamplingOptions::default() },
+            ..greedy(recipe("llama").tokens(150), 20)
+        })
+        .collect();
+    let wanted = alone(&model, &specs, DType::F32);
+    let mut batcher = batcher(&model, cpu(2), options(4, 24));
+    let ids = batcher.submit_choices(specs.iter().map(Spec::request).collect()).unwrap();
+    let mut answers = Answers::default();
+    while batcher.is_busy() {
+        answers.add(batcher.step());
+        batcher.check().unwrap();
+    }
+    for (id, wanted) in ids.iter().zip(&wanted) {
+        assert_eq!(answers.answers[id], *wanted);
+    }
+    assert_eq!(batcher.state().cached, 3 * 128);
+}
+
+#[test]
+fn without_checkpoints_nothing_is_found() {
+    let model = qwen35();
+    let options = options(4, 40);
+    let none = EngineOptions { checkpoints: 0, ..options.engine.clone() };
+    let mut batcher = batcher(&model, cpu(1), BatcherOptions { engine: none, ..options });
+    let prompt = recipe("llama").tokens(200);
+    assert_eq!(found(&mut batcher, &[prompt.clone(), prompt.clone(), prompt]), [0, 0, 0]);
+}
+
+#[test]
+fn the_log_probabilities_of_a_prompt_are_not_cut_by_states_that_are_kept() {
+    let model = qwen35();
+    let mut batcher = batcher(&model, cpu(1), options(2, 20));
+    let prompt = recipe("llama").tokens(150);
+    let request = Request { max_tokens: Some(1), prompt_logprobs: true, ..Request::new(prompt) };
+    batcher.submit(request).unwrap();
+    let mut counts = Vec::new();
+    while batcher.is_busy() {
+        for (_, event) in batcher.step() {
+            if let Event::Prompt { logprobs } = event {
+                counts.push(logprobs.len());
+            }
+        }
+        batcher.check().unwrap();
+    }
+    assert_eq!(counts, [149]);
+}
