@@ -12,6 +12,7 @@ use model_folder::{TestTensor, llama_config, llama_tensors, safetensors, write};
 use quadriga_gguf::File;
 use quadriga_graph::{DType, blocks};
 use quadriga_models::convert::{ConvertError, ConvertOptions, TargetType, convert};
+use quadriga_models::quantize::quantize_rows;
 use serde_json::{Value, json};
 
 fn options(target: &str) -> ConvertOptions {
@@ -134,7 +135,7 @@ fn quantized_types_are_those_of_the_quantizer() {
     let tensor = file.tensor("blk.0.ffn_up.weight").unwrap();
     let source = of(&tensors, "model.layers.0.mlp.up_proj.weight");
     let mut expected = vec![0; tensor.byte_len()];
-    blocks::quantize(DType::Q8_0, &source.values, &mut expected).unwrap();
+    quantize_rows(DType::Q8_0, &source.values, 64, None, &mut expected).unwrap();
     assert_eq!((tensor.dtype(), tensor.bytes()), (DType::Q8_0, expected.as_slice()));
 }
 

@@ -3,89 +3,86 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use quadriga_gguf::OwnedValue;
-use quadriga_graph::{DType, blocks};
+use quadriga_gguf::{OwnedValue, Value};
+use quadriga_graph::{DType, Shape, blocks};
 use quadriga_llm::models::TensorSpec;
 
 use super::output::OutputTensor;
 use super::safetensors::SafeType;
+use crate::quantize::{FileType, Mix, MixModel, fallback, is_quantizable, quantize_rows};
 
-/// The type that matrices are converted to.
+/// The types that matrices are converted to: one type, or a mix of which this is the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TargetType {
-    dtype: DType,
+    file_type: FileType,
 }
 
 impl TargetType {
-    /// The type of a name such as `F16`, `BF16` or `Q8_0`, in any case.
+    /// The type of a name such as `F16`, `Q8_0` or `Q4_K_M`, in any case.
     pub fn from_name(name: &str) -> Option<TargetType> {
-        let found = TargetType::all().find(|dtype| dtype.name().eq_ignore_ascii_case(name));
-        found.map(|dtype| TargetType { dtype })
-    }
-
-    /// The types that can be written.
-    fn all() -> impl Iterator<Item = DType> {
-        use DType::{BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q6_K, Q8_0};
-        [F32, F16, BF16, Q8_0, Q6_K, Q5_1, Q5_0, Q4_K, Q4_1, Q4_0].into_iter()
+        FileType::from_name(name).map(|file_type| TargetType { file_type })
     }
 
     /// The names that [`from_name`](TargetType::from_name) knows.
     pub fn names() -> Vec<&'static str> {
-        TargetType::all().map(DType::name).collect()
+        FileType::all().map(FileType::name).collect()
     }
 
     /// The type that loses nothing of a type of safetensors files.
-    pub(super) fn keeping(dtype: SafeType) -> TargetType {
-        let dtype = match dtype {
-            SafeType::F16 => DType::F16,
-            SafeType::F32 | SafeType::F64 => DType::F32,
-            _ => DType::BF16,
-        };
-        TargetType { dtype }
+    pub(super) fn keeping(dtype: SafeType) -> Option<TargetType> {
+        TargetType::from_name(match dtype {
+            SafeType::F16 => "F16",
+            SafeType::F32 | SafeType::F64 => "F32",
+            _ => "BF16",
+        })
     }
 
     /// The number in `general.file_type`.
     pub(super) fn file_type_id(self) -> u32 {
-        match self.dtype {
-            DType::F32 => 0,
-            DType::F16 => 1,
-            DType::Q4_0 => 2,
-            DType::Q4_1 => 3,
-            DType::Q8_0 => 7,
-            DType::Q5_0 => 8,
-            DType::Q5_1 => 9,
-            DType::Q4_K => 15,
-            DType::Q6_K => 18,
-            _ => 32,
-        }
+        self.file_type.id()
     }
 
-    /// Gives each tensor its type. Norms, biases and routers stay F32.
+    /// Gives each tensor its type, by the rules of the quantizer. Norms, biases and routers stay F32.
     pub(super) fn assign(
         self,
-        _architecture: &str,
-        _keys: &[(String, OwnedValue)],
+        architecture: &str,
+        keys: &[(String, OwnedValue)],
         tensors: Vec<OutputTensor>,
         specs: &BTreeMap<String, TensorSpec>,
     ) -> Vec<(OutputTensor, DType)> {
-        let of = |tensor: &OutputTensor| {
+        let number = |name: &str| {
+            let key = format!("{architecture}.{name}");
+            match keys.iter().find(|(known, _)| *known == key).map(|(_, value)| value.value()) {
+                Some(Value::U32(number)) => number as usize,
+                _ => 0,
+            }
+        };
+        let heads = number("attention.head_count").checked_div(number("attention.head_count_kv"));
+        let model = MixModel {
+            architecture: architecture.to_owned(),
+            layers: number("block_count"),
+            experts: number("expert_count"),
+            heads_per_kv_head: heads.unwrap_or(1),
+            has_importance: false,
+        };
+        let shape = |tensor: &OutputTensor| Shape::new(&tensor.dims).unwrap_or(Shape::from([0]));
+        let shapes: Vec<Shape> = tensors.iter().map(shape).collect();
+        let names = tensors.iter().map(|tensor| tensor.name.as_str()).zip(&shapes);
+        let mix = Mix::new(self.file_type, model, names);
+        let quantized = self.file_type.dtype().is_quantized();
+        let of = |tensor: &OutputTensor, shape: &Shape| {
             let f32_only = specs.get(&tensor.name).is_none_or(|spec| spec.f32_only);
             let small = tensor.dims.len() < 2 || !tensor.name.ends_with(".weight");
             match () {
                 () if f32_only || small || is_precise(&tensor.name) => DType::F32,
                 () if tensor.is_mxfp4() => DType::MXFP4,
-                () if tensor.row_len().is_multiple_of(self.dtype.block_len()) => self.dtype,
-                // As llama.cpp: what does not fit in blocks stays a float.
-                () => DType::F16,
+                () if quantized && !is_quantizable(&tensor.name, shape) => DType::F16,
+                () => fallback(mix.choose(&tensor.name, shape), tensor.row_len()),
             }
         };
-        tensors
-            .into_iter()
-            .map(|tensor| {
-                let dtype = of(&tensor);
-                (tensor, dtype)
-            })
-            .collect()
+        let types: Vec<DType> =
+            tensors.iter().zip(&shapes).map(|(tensor, shape)| of(tensor, shape)).collect();
+        tensors.into_iter().zip(types).collect()
     }
 }
 
@@ -104,14 +101,23 @@ fn is_precise(name: &str) -> bool {
     PARTS.iter().any(|part| name.contains(part))
 }
 
-/// Encodes whole rows.
-pub(super) fn encode(dtype: DType, exact_mxfp4: bool, values: &[f32], out: &mut [u8]) -> io::Result<()> {
+/// Encodes whole rows of `row_len` elements.
+pub(super) fn encode(
+    dtype: DType,
+    exact_mxfp4: bool,
+    values: &[f32],
+    row_len: usize,
+    out: &mut [u8],
+) -> io::Result<()> {
     if dtype == DType::MXFP4 && exact_mxfp4 {
         repack_mxfp4(values, out);
         return Ok(());
     }
-    blocks::quantize(dtype, values, out)
-        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))
+    let encoded = match dtype.is_quantized() {
+        true => quantize_rows(dtype, values, row_len, None, out),
+        false => blocks::quantize(dtype, values, out),
+    };
+    encoded.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))
 }
 
 /// Encodes values that are 4-bit floats times a power of two per 32 of them, without loss.

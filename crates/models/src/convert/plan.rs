@@ -104,7 +104,9 @@ impl ConversionPlan {
             let architecture = family.architecture.to_owned();
             return Err(ConvertError::UnknownTensor { name: name.to_owned(), architecture });
         }
-        let target = options.target.unwrap_or_else(|| TargetType::of_sources(&store));
+        let Some(target) = options.target.or_else(|| TargetType::of_sources(&store)) else {
+            return Err(ConvertError::NotAModel { path: folder.to_owned() });
+        };
         let mut keys = general_keys(folder, family.architecture, options, target);
         if let Some(pooling) = pooling(folder)? {
             builder.set_count("pooling_type", pooling);
@@ -350,7 +352,7 @@ fn elements_without_ones(dims: &[usize]) -> Vec<usize> {
 
 impl TargetType {
     /// The type that keeps what the files have.
-    fn of_sources(store: &TensorStore) -> TargetType {
+    fn of_sources(store: &TensorStore) -> Option<TargetType> {
         TargetType::keeping(store.most_common_type().unwrap_or(SafeType::F16))
     }
 }

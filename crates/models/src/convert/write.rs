@@ -88,7 +88,7 @@ fn write_tensor(
                     let mut values = vec![0.0; count * length];
                     tensor.read_rows(store, start, &mut values, buffers)?;
                     let mut bytes = vec![0; count * row_bytes];
-                    encode(dtype, exact, &values, &mut bytes)?;
+                    encode(dtype, exact, &values, length, &mut bytes)?;
                     Ok(bytes)
                 }));
             }

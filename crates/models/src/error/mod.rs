@@ -35,7 +35,4 @@ pub enum Error {
     /// A model could not be got from a hub.
     #[error(transparent)]
     Hub(#[from] crate::hub::HubError),
-    /// A model could not be converted.
-    #[error(transparent)]
-    Convert(#[from] crate::convert::ConvertError),
 }
