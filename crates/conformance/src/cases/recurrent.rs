@@ -24,11 +24,45 @@ pub(super) fn list(list: &mut CaseList) {
                 let scale = 1.0 / (depth as f32).sqrt();
                 let shape = DeltaShape { tokens, key_heads, heads, depth, width };
                 let delta = list.len() % 5 < 3;
-                delta_rule(list, shape, GatedDeltaRule { scale, tiled, delta });
+                delta_rule(list, shape, GatedDeltaRule { scale, tiled, delta }, GATES);
+            }
+        }
+    }
+    // What is computed in chunks: lengths beside multiples of them, states that hardly fade or vanish at once.
+    for (tokens, gates) in [
+        (9, GATES),
+        (15, GATES),
+        (16, GATES),
+        (33, NEAR_ONE),
+        (100, NEAR_ZERO),
+        (127, NEAR_ONE),
+        (128, NEAR_ZERO),
+        (129, NEAR_ONE),
+        (191, (-20.0, 0.0)),
+        (192, GATES),
+        (193, NEAR_ONE),
+        (320, (-0.1, 0.0)),
+        (1000, NEAR_ONE),
+        (1025, GATES),
+    ] {
+        for (depth, width) in [(128, 128), (100, 33), (64, 40), (48, 96)] {
+            if tokens >= 1000 && depth > 64 {
+                continue;
+            }
+            for delta in [true, false] {
+                let shape = DeltaShape { tokens, key_heads: 1, heads: 2, depth, width };
+                delta_rule(list, shape, GatedDeltaRule { scale: 0.25, tiled: false, delta }, gates);
             }
         }
     }
 }
+
+/// The least and the largest logarithm of a decay.
+type Gates = (f32, f32);
+
+const GATES: Gates = (-3.0, 0.0);
+const NEAR_ONE: Gates = (-1e-3, 0.0);
+const NEAR_ZERO: Gates = (-300.0, -20.0);
 
 #[derive(Clone, Copy, Debug)]
 struct DeltaShape {
@@ -39,15 +73,16 @@ struct DeltaShape {
     width: usize,
 }
 
-fn delta_rule(list: &mut CaseList, shape: DeltaShape, parameters: GatedDeltaRule) {
+fn delta_rule(list: &mut CaseList, shape: DeltaShape, parameters: GatedDeltaRule, gates: Gates) {
     let DeltaShape { tokens, key_heads, heads, depth, width } = shape;
     // Queries, keys and values of models are views of one projection.
     let packed = list.len().is_multiple_of(3);
     let details = format!(
-        "{tokens} tokens, keys [{key_heads}, {depth}], values [{heads}, {width}]{}{}{}",
+        "{tokens} tokens, keys [{key_heads}, {depth}], values [{heads}, {width}]{}{}{}{}",
         if parameters.tiled { " tiled" } else { "" },
         if packed { " packed" } else { "" },
-        if parameters.delta { "" } else { " without correction" }
+        if parameters.delta { "" } else { " without correction" },
+        if gates == GATES { String::new() } else { format!(" gates {:?}", gates) }
     );
     list.push("gated_delta_rule", details, Tolerance::DEFAULT, move |s| {
         let [q, k, values] = if packed { packed_inputs(s, shape) } else { separate_inputs(s, shape) };
@@ -57,7 +92,7 @@ fn delta_rule(list: &mut CaseList, shape: DeltaShape, parameters: GatedDeltaRule
         let inputs = DeltaRuleInputs {
             keys,
             values,
-            gates: per_head(Fill::Range(-3.0, 0.0)),
+            gates: per_head(Fill::Range(gates.0, gates.1)),
             betas: per_head(Fill::Range(0.0, 1.0)),
             state: s.shaped_input(DType::F32, Shape::from([heads, depth, width]), UNIT),
         };

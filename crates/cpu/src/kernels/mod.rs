@@ -5,6 +5,7 @@
 //! distributes the work among them. Results never depend on the number of threads.
 
 pub mod attention;
+pub(crate) mod delta_chunk;
 mod error;
 pub mod matmul;
 pub(crate) mod recurrent;

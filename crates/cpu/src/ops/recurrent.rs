@@ -6,10 +6,14 @@ use quadriga_graph::GatedDeltaRule;
 
 use super::scratch::with_floats;
 use crate::isa::Isa;
+use crate::kernels::delta_chunk::{CHUNK, DeltaChunk, delta_chunk};
 use crate::kernels::recurrent::{DeltaToken, STRIP, delta_rule};
 use crate::kernels::vec;
 use crate::step::{Access, Kernel, StepPart, WorkMemory};
 use crate::view::{SEGMENT, TensorView};
+
+/// The fewest tokens for which a chunk is faster than steps.
+const MIN_CHUNKED: usize = CHUNK / 2;
 
 /// Tokens of a unit of the convolution: they share the transposed kernel.
 const TOKENS: usize = 64;
@@ -114,23 +118,83 @@ impl DeltaRuleKernel {
         if self.parameters.tiled { head % key_heads } else { head / (self.v.dims[2] / key_heads).max(1) }
     }
 
-    /// All tokens of a strip of one head.
+    /// All tokens of a strip of one head: in chunks, then the last ones in steps.
     fn strip(&self, head: usize, columns: &Range<usize>, state: &mut [[f32; STRIP]], rows: &mut [f32]) {
-        let [_, tokens, heads, _] = self.v.dims;
+        let tokens = self.v.dims[1];
+        let mut first = 0;
+        while tokens - first >= MIN_CHUNKED {
+            let some = first..(first + CHUNK).min(tokens);
+            first = some.end;
+            self.chunk(head, columns, some, state, rows);
+        }
+        for token in first..tokens {
+            self.step(head, columns, token, state, rows);
+        }
+    }
+
+    /// The gate and beta of a token.
+    fn rates(&self, token: usize, head: usize) -> (f32, f32) {
+        let (mut gate, mut beta) = ([0.0], [0.0]);
+        self.gates.load(token, head, &mut gate);
+        self.betas.load(token, head, &mut beta);
+        (gate[0].exp(), beta[0])
+    }
+
+    fn store(&self, token: usize, head: usize, columns: &Range<usize>, result: &[f32; STRIP]) {
+        let result = result.get(..columns.len()).unwrap_or_default();
+        self.out.store(token * self.v.dims[2] + head, columns.start, result);
+    }
+
+    fn step(
+        &self,
+        head: usize,
+        columns: &Range<usize>,
+        token: usize,
+        state: &mut [[f32; STRIP]],
+        rows: &mut [f32],
+    ) {
         let (key_head, count) = (self.key_head(head), columns.len().min(STRIP));
-        let (query, key) = rows.split_at_mut(self.q.cols());
-        for t in 0..tokens {
-            self.q.load_at([0, t, key_head], 0, query);
-            self.k.load_at([0, t, key_head], 0, key);
-            let (mut value, mut gate, mut beta) = ([0.0; STRIP], [0.0], [0.0]);
-            self.v.load_at([0, t, head], columns.start, value.get_mut(..count).unwrap_or_default());
-            self.gates.load(t, head, &mut gate);
-            self.betas.load(t, head, &mut beta);
-            let GatedDeltaRule { scale, delta, .. } = self.parameters;
-            let (decay, beta) = (gate[0].exp(), beta[0]);
-            let token = DeltaToken { query, key, value: &value, decay, beta, scale, delta };
-            let result = delta_rule(self.isa, state, &token);
-            self.out.store(t * heads + head, columns.start, result.get(..count).unwrap_or_default());
+        let (query, rest) = rows.split_at_mut(self.q.cols());
+        let key = rest.get_mut(..self.q.cols()).unwrap_or_default();
+        self.q.load_at([0, token, key_head], 0, query);
+        self.k.load_at([0, token, key_head], 0, key);
+        let mut value = [0.0; STRIP];
+        self.v.load_at([0, token, head], columns.start, value.get_mut(..count).unwrap_or_default());
+        let GatedDeltaRule { scale, delta, .. } = self.parameters;
+        let (decay, beta) = self.rates(token, head);
+        let token_inputs = DeltaToken { query, key, value: &value, decay, beta, scale, delta };
+        let result = delta_rule(self.isa, state, &token_inputs);
+        self.store(token, head, columns, &result);
+    }
+
+    fn chunk(
+        &self,
+        head: usize,
+        columns: &Range<usize>,
+        tokens: Range<usize>,
+        state: &mut [[f32; STRIP]],
+        rows: &mut [f32],
+    ) {
+        let (key_head, count, depth) = (self.key_head(head), columns.len().min(STRIP), self.q.cols());
+        let mut values = [[0.0; STRIP]; CHUNK];
+        let (mut decays, mut betas) = ([1.0; CHUNK], [0.0; CHUNK]);
+        if tokens.len() < CHUNK {
+            rows.fill(0.0);
+        }
+        let (keys, queries) = rows.split_at_mut(CHUNK * depth);
+        let rows_of = keys.chunks_mut(depth.max(1)).zip(queries.chunks_mut(depth.max(1)));
+        let rates = decays.iter_mut().zip(&mut betas).zip(&mut values);
+        for ((token, (key, query)), ((decay, beta), value)) in tokens.clone().zip(rows_of).zip(rates) {
+            self.k.load_at([0, token, key_head], 0, key);
+            self.q.load_at([0, token, key_head], 0, query);
+            self.v.load_at([0, token, head], columns.start, value.get_mut(..count).unwrap_or_default());
+            (*decay, *beta) = self.rates(token, head);
+        }
+        let GatedDeltaRule { scale, delta, .. } = self.parameters;
+        let chunk = DeltaChunk { rows, values: &values, decays, betas, scale, delta };
+        let results = delta_chunk(self.isa, state, &chunk);
+        for (token, result) in tokens.zip(&results) {
+            self.store(token, head, columns, result);
         }
     }
 }
@@ -139,7 +203,7 @@ impl Kernel for DeltaRuleKernel {
     fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
         let [_, tokens, heads, width] = self.v.dims;
         let (depth, strips) = (self.q.cols(), width.div_ceil(STRIP).max(1));
-        with_floats(depth * (STRIP + 2), |floats| {
+        with_floats(depth * (STRIP + 2 * CHUNK), |floats| {
             let (state, rows) = floats.split_at_mut(depth * STRIP);
             let (state, _) = state.as_chunks_mut::<STRIP>();
             for unit in units {

@@ -27,6 +27,7 @@ const ORDER: (&str, &str) = kernel_text!("order.cuh");
 const QUANTIZE: (&str, &str) = kernel_text!("quantize.cuh");
 const ROUTE: (&str, &str) = kernel_text!("route.cuh");
 const ROPE: (&str, &str) = kernel_text!("rope.cuh");
+const SPLIT: (&str, &str) = kernel_text!("split.cuh");
 const WGMMA: (&str, &str) = kernel_text!("wgmma.cuh");
 const GEMM_MIXED: (&str, &str) = kernel_text!("gemm_mixed.cuh");
 
@@ -72,10 +73,12 @@ pub(crate) enum KernelFile {
     ExpertsStream,
     ExpertsDecode,
     Sparse,
+    DeltaChunks,
+    GemmHeads,
 }
 
 /// How many kernel files there are.
-pub(super) const FILES: usize = 23;
+pub(super) const FILES: usize = 25;
 
 /// The sources, in the order of [`KernelFile`]; scripts/cuda-images has the same list.
 const SOURCES: [KernelSource; FILES] = [
@@ -102,6 +105,8 @@ const SOURCES: [KernelSource; FILES] = [
     source(kernel_text!("experts_stream.cu"), &[]),
     source(kernel_text!("experts_decode.cu"), &[MBARRIER, GATE, ACTIVATIONS, EXPERT_GEMV, ORDER, ROUTE]),
     source(kernel_text!("sparse.cu"), &[]),
+    source(kernel_text!("delta_chunks.cu"), &[MMA, SPLIT]),
+    source(kernel_text!("gemm_heads.cu"), &[MMA, SPLIT]),
 ];
 
 impl KernelFile {
@@ -131,6 +136,8 @@ impl KernelFile {
         KernelFile::ExpertsStream,
         KernelFile::ExpertsDecode,
         KernelFile::Sparse,
+        KernelFile::DeltaChunks,
+        KernelFile::GemmHeads,
     ];
 
     fn source(self) -> &'static KernelSource {

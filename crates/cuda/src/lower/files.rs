@@ -5,6 +5,7 @@ use std::sync::Arc;
 use quadriga_graph::{DType, Graph, NodeId, Op};
 use quadriga_runtime::SplitSource;
 
+use super::delta_chunks::MIN_CHUNKED_TOKENS;
 use super::formats::MAX_GEMV_ROWS;
 use crate::blas::GemmKernels;
 use crate::inner::BackendInner;
@@ -67,6 +68,7 @@ fn of_node(
         Op::SelectExperts(_) | Op::ExpertWeights(_) | Op::AddId | Op::SumExperts => {
             vec![KernelFile::Experts]
         }
+        Op::GatedDeltaRule(_) if mma && rows_of(3) >= MIN_CHUNKED_TOKENS => vec![KernelFile::DeltaChunks],
         Op::SsmConv | Op::GatedDeltaRule(_) => vec![KernelFile::Recurrent],
         Op::ArgSort { .. } | Op::TopK { .. } | Op::Sum | Op::SumRows | Op::Mean | Op::ArgMax => {
             vec![KernelFile::Reduce]

@@ -20,6 +20,10 @@ use crate::launch::{Argument, Launch, TensorArg};
 const ROWS_PER_BLOCK: u32 = 8;
 /// The most rows of a float matrix that has a block for each: with more, a warp for each fills the device.
 const MAX_BLOCK_ROWS: u64 = 512;
+/// Rows and columns of a tile of gemm_heads.cu.
+const HEADS_TILE: u64 = 64;
+/// The fewest rows for which its tiles are faster than a warp for each result.
+const MIN_HEADS_ROWS: u64 = 16;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -228,11 +232,27 @@ impl Lowering<'_> {
             return self.plain_gemm(node, weight, x, (w, rows));
         }
         let out = self.tensor_arg(node, self.graph[node].output())?;
+        if let Some(grid) = self.heads_grid(&out, k) {
+            let function = self.function(KernelFile::GemmHeads, c"k_gemm_heads")?;
+            self.push(Launch::new(function, grid, 128).dependent().arg(w).arg(rows).arg(out));
+            return Ok(());
+        }
         let function = self.function(KernelFile::Matmul, c"k_mul_mat")?;
         let blocks =
             u32::try_from(out.elements().div_ceil(8)).map_err(|_| self.failed(node, "too many results"))?;
         self.push(Launch::new(function, [blocks, 1, 1], 256).arg(w).arg(rows).arg(out));
         Ok(())
+    }
+
+    /// The grid of the tensor-core kernel for several heads; `None` where there are too few rows or columns to fill its tiles.
+    fn heads_grid(&self, out: &TensorArg, k: usize) -> Option<[u32; 3]> {
+        let [b, h, m, n] = out.dims.map(|extent| extent as u64);
+        let tiles = |extent: u64| u32::try_from(extent.div_ceil(HEADS_TILE)).ok();
+        let is_worth_it = m >= MIN_HEADS_ROWS && n >= MIN_HEADS_ROWS && k >= 16;
+        let has_mma = self.inner.context.compute_capability >= (8, 0);
+        let grid = [tiles(n)?, tiles(m)?, u32::try_from(b.checked_mul(h)?).ok()?];
+        let fits = grid.iter().skip(1).all(|blocks| (1..=65_535).contains(blocks));
+        (is_worth_it && has_mma && fits).then_some(grid)
     }
 
     fn float_gemv(

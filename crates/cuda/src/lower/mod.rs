@@ -3,6 +3,7 @@
 mod attention;
 mod conv;
 mod decode_attention;
+mod delta_chunks;
 mod expert_extents;
 mod expert_fusion;
 mod expert_matmul;

@@ -47,6 +47,9 @@ impl Lowering<'_> {
         let Ok(inputs) = <[TensorArg; 6]>::try_from(inputs) else {
             return Err(self.failed(node, "six inputs are needed"));
         };
+        if self.delta_chunks(node, parameters, inputs, out.address)? {
+            return Ok(());
+        }
         let [_, keys, values, ..] = inputs;
         let name = match keys.dims[3] {
             ..=64 => c"k_delta_rule_64",

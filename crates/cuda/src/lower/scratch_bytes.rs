@@ -3,6 +3,7 @@
 
 use quadriga_graph::{DType, Graph, NodeId, Op};
 
+use super::delta_chunks::chunk_bytes;
 use super::expert_extents::ExpertExtents;
 use super::formats::MAX_GEMV_ROWS;
 use super::gemm::operand_type;
@@ -71,6 +72,10 @@ pub(crate) fn scratch_bytes(
                 let [batch, heads, groups, queries, keys] = [b, h, groups, t, keys].map(|n| n as u64);
                 let extents = AttentionExtents { batch, heads, groups, queries, keys, e };
                 KeyPartitions::max_bytes(&extents, multiprocessors)
+            }
+            (Some(Op::GatedDeltaRule(_)), Some(q), _, Some(v)) => {
+                let ([_, tokens, key_heads, depth], [_, _, heads, _]) = (q.dims4(), v.dims4());
+                chunk_bytes(tokens, key_heads, depth, heads).map_or(0, total_bytes)
             }
             (Some(op @ (Op::ArgSort { .. } | Op::TopK { .. })), Some(x), ..)
                 if x.shape().cols() > MAX_SORTED_IN_BLOCK =>
