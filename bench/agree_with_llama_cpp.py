@@ -27,18 +27,27 @@ import recurrent_models
 # Longer than the windows of the models that have one.
 TOKENS = [(k * 37 + 11) % 128 for k in range(40)]
 FIRST = 24
+# For latent attention, which takes another form for batches as long as this.
+MORE_TOKENS = [(k * 37 + 11 + k // 128) % 128 for k in range(120)]
+MORE_FIRST = 100
 # After all tokens the sequence is truncated to this length and continued with others.
 KEPT, OTHERS = 31, [5, 77, 100, 3]
 
 
-def peer_logits(library, path):
+def prompt(options):
+    """The tokens of a model, and how many of them come first."""
+    return (MORE_TOKENS, MORE_FIRST) if "mla" in options else (TOKENS, FIRST)
+
+
+def peer_logits(library, path, options):
     """llama.cpp's rows after the first tokens, after each of the others, and after those that follow the truncation; or None
     if it does not load the model. It computes everything before a truncation anew."""
     model = library.open(path, 256, 512, 1)
     if model is None:
         return None
     rows = []
-    for first, rest in ((TOKENS[:FIRST], TOKENS[FIRST:]), (TOKENS[:KEPT] + OTHERS[:1], OTHERS[1:])):
+    all_tokens, count = prompt(options)
+    for first, rest in ((all_tokens[:count], all_tokens[count:]), (all_tokens[:KEPT] + OTHERS[:1], OTHERS[1:])):
         model.clear()
         for tokens in [first] + [[token] for token in rest]:
             model.decode(tokens)
@@ -47,7 +56,7 @@ def peer_logits(library, path):
     return np.array(rows, dtype=np.float64)
 
 
-def peer_vectors(library, path):
+def peer_vectors(library, path, options):
     """llama.cpp's vectors of all tokens of a text, by an encoder; or None if it does not load the model."""
     model = library.open(path, 64, 64, 1)
     if model is None:
@@ -294,14 +303,15 @@ def main():
             writer = other_models.WRITERS.get(arch) or (has_own.write if has_own else write)
             writer = encoder_models.write if "encoder" in options else writer
             writer(path, arch, dtype, seed, **options)
-            theirs = (peer_vectors if "encoder" in options else peer_logits)(library, path)
+            theirs = (peer_vectors if "encoder" in options else peer_logits)(library, path, options)
             if theirs is None:
                 known = any(name.startswith(beginning) for beginning in NOT_LOADED)
                 bad += not known
                 reason = "".join(library.messages).strip().splitlines()[:1]
                 print(f"{name}: llama.cpp does not load it{' (known)' * known}: {reason}", flush=True)
                 continue
-            command = [arguments.logits, path, str(FIRST), ",".join(map(str, TOKENS)), str(KEPT), ",".join(map(str, OTHERS))]
+            all_tokens, count = prompt(options)
+            command = [arguments.logits, path, str(count), ",".join(map(str, all_tokens)), str(KEPT), ",".join(map(str, OTHERS))]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode != 0:
                 bad += 1

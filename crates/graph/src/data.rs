@@ -4,7 +4,10 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-/// Immutable bytes with shared ownership, in one piece or several. Cloning, slicing and joining copy no bytes.
+use crate::dtype::DType;
+use crate::transposed::{transpose, transposed_type};
+
+/// Immutable bytes with shared ownership, in one piece or several. Cloning, slicing, joining and transposing copy no bytes.
 #[derive(Clone)]
 pub struct Data {
     pieces: Pieces,
@@ -15,6 +18,15 @@ pub struct Data {
 enum Pieces {
     One { owner: Arc<dyn AsRef<[u8]> + Send + Sync>, start: usize },
     Joined(Arc<[Data]>),
+    Transposed(Arc<Transposed>),
+}
+
+/// Matrices that are transposed when their bytes are asked for.
+struct Transposed {
+    from: Data,
+    dtype: DType,
+    rows: usize,
+    columns: usize,
 }
 
 impl Data {
@@ -31,7 +43,20 @@ impl Data {
         Data { pieces: Pieces::Joined(pieces), len }
     }
 
-    /// The bytes `start..start + len` of these, or `None` if that reaches past the end or if these are joined.
+    /// These bytes as matrices of `rows` × `columns` elements of type `dtype`, each of them transposed, and the type that the
+    /// elements then have: that of floats stays, and blocks become F16. They are transposed whenever [`Data::bytes`] asks
+    /// for them. `None` if the bytes are not whole matrices of a type that can be dequantized.
+    pub fn transposed(self, dtype: DType, rows: usize, columns: usize) -> Option<(DType, Data)> {
+        let to = transposed_type(dtype);
+        let elements = rows.checked_mul(columns).filter(|_| dtype.is_computable())?;
+        let matrix = dtype.row_bytes(elements).filter(|bytes| *bytes > 0)?;
+        let count = self.len.is_multiple_of(matrix).then_some(self.len / matrix)?;
+        let len = to.row_bytes(elements)?.checked_mul(count)?;
+        let matrices = Transposed { from: self, dtype, rows, columns };
+        Some((to, Data { pieces: Pieces::Transposed(Arc::new(matrices)), len }))
+    }
+
+    /// The bytes `start..start + len` of these, or `None` if that reaches past the end or if these are joined or transposed.
     pub fn slice(&self, start: usize, len: usize) -> Option<Data> {
         let Pieces::One { owner, start: first } = &self.pieces else { return None };
         if start.checked_add(len)? > self.len {
@@ -41,10 +66,14 @@ impl Data {
     }
 
     /// The piece of these that has all of the bytes `start..start + len`, and where they begin in it. `None` if they are in
-    /// several pieces, or past the end.
+    /// several pieces, transposed, or past the end.
     pub fn piece(&self, start: usize, len: usize) -> Option<(&Data, usize)> {
         let end = start.checked_add(len).filter(|end| *end <= self.len)?;
-        let Pieces::Joined(pieces) = &self.pieces else { return Some((self, start)) };
+        let pieces = match &self.pieces {
+            Pieces::One { .. } => return Some((self, start)),
+            Pieces::Joined(pieces) => pieces,
+            Pieces::Transposed(_) => return None,
+        };
         let mut first = 0;
         for piece in pieces.iter() {
             let next = first + piece.len();
@@ -56,7 +85,7 @@ impl Data {
         None
     }
 
-    /// The bytes: those of joined data are copied. Empty if the owner's `as_ref` has become shorter since the handle was
+    /// The bytes: those of joined and transposed data are copied. Empty if the owner's `as_ref` has become shorter since the handle was
     /// made.
     pub fn bytes(&self) -> Cow<'_, [u8]> {
         match &self.pieces {
@@ -66,15 +95,19 @@ impl Data {
                 pieces.iter().for_each(|piece| all.extend_from_slice(&piece.bytes()));
                 Cow::Owned(all)
             }
+            Pieces::Transposed(matrices) => {
+                let Transposed { from, dtype, rows, columns } = &**matrices;
+                Cow::Owned(transpose(*dtype, &from.bytes(), *rows, *columns))
+            }
         }
     }
 
-    /// The bytes in their place; `None` for joined data, or if the owner's `as_ref` has become shorter since the handle was
+    /// The bytes in their place; `None` for joined and transposed data, or if the owner's `as_ref` has become shorter since the handle was
     /// made.
     pub fn as_slice(&self) -> Option<&[u8]> {
         match &self.pieces {
             Pieces::One { owner, start } => (**owner).as_ref().get(*start..*start + self.len),
-            Pieces::Joined(_) => None,
+            Pieces::Joined(_) | Pieces::Transposed(_) => None,
         }
     }
 
@@ -97,6 +130,9 @@ impl Data {
                 }
                 (Pieces::Joined(a), Pieces::Joined(b)) => {
                     a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| a.same(b))
+                }
+                (Pieces::Transposed(a), Pieces::Transposed(b)) => {
+                    (a.dtype, a.rows, a.columns) == (b.dtype, b.rows, b.columns) && a.from.same(&b.from)
                 }
                 _ => false,
             }
@@ -156,5 +192,22 @@ mod tests {
         assert!(!joined.same(&Data::joined(vec![last.clone(), first.clone()])));
         assert!(!joined.same(&data.slice(0, 4).unwrap()));
         assert!(Data::joined(Vec::new()).bytes().is_empty());
+    }
+
+    #[test]
+    fn transposed_data_is_the_same_if_what_it_is_made_of_is() {
+        let values: Vec<f32> = (0..6).map(|i| i as f32).collect();
+        let data = Data::from(values.as_slice());
+        let (dtype, turned) = data.clone().transposed(DType::F32, 2, 3).unwrap();
+        let wanted: Vec<f32> = [0, 3, 1, 4, 2, 5].map(|i| i as f32).to_vec();
+        assert_eq!((dtype, turned.len()), (DType::F32, 24));
+        assert_eq!(*turned.bytes(), *Data::from(wanted.as_slice()).bytes());
+        assert!(turned.as_slice().is_none() && turned.slice(0, 4).is_none() && turned.piece(0, 4).is_none());
+        assert!(turned.same(&data.clone().transposed(DType::F32, 2, 3).unwrap().1));
+        assert!(!turned.same(&data.clone().transposed(DType::F32, 3, 2).unwrap().1));
+        assert!(!turned.same(&data));
+        assert!(data.clone().transposed(DType::F32, 4, 1).is_none(), "not whole matrices");
+        assert!(data.clone().transposed(DType::Q8_0, 4, 8).is_none(), "not whole blocks");
+        assert!(data.transposed(DType::I32, 2, 3).is_none());
     }
 }

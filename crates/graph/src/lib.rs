@@ -45,6 +45,7 @@ mod print;
 mod shape;
 mod sparse_values;
 mod tensor;
+mod transposed;
 mod value;
 
 pub use attention_options::AttentionOptions;

@@ -235,7 +235,7 @@ fn expert_tensors_that_do_not_fit_are_named() {
 #[test]
 fn ranks_that_do_not_fit_are_named() {
     let absorbed = model("deepseek2", "absorbed");
-    let legacy = model("deepseek2", "keys and values in the cache");
+    let legacy = model("deepseek2", "keys and values of one matrix");
     let hyper = |number: usize, key: &str, value: u32| {
         let key = format!("deepseek2.{key}");
         let error = refused(number, |parts| _ = parts.set(&key, value), &key);

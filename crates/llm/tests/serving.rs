@@ -289,7 +289,7 @@ fn windows_experts_and_latent_attention_are_answered_alike() {
         "apart",
         "sinks and windows",
         "groups",
-        "keys and values in the cache",
+        "keys and values of one matrix",
         "short convolutions",
         "weighted inputs",
     ];

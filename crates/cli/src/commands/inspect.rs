@@ -118,11 +118,9 @@ fn details(file: &File) -> Vec<(&'static str, String)> {
         ));
     }
     if let Some(latent) = hyper.latent {
-        let cached = if latent.absorbed { "cached as one vector" } else { "cached as keys and values" };
-        lines.push((
-            "latent attention",
-            format!("rank {}, {} rotated elements, {cached}", latent.rank, latent.rotated),
-        ));
+        let (rank, rotated) = (latent.rank, latent.rotated);
+        let text = format!("rank {rank}, {rotated} rotated elements, cached as one vector");
+        lines.push(("latent attention", text));
     }
     if let Some(shape) = &hyper.recurrent {
         let bytes = 4 * (shape.conv_state() + shape.linear_state()) as u64;

@@ -168,7 +168,7 @@ impl Hyperparameters {
 
     /// Whether the KV cache has one vector for each token, of which keys and values are made: it has no values of its own.
     pub fn has_latent_cache(&self) -> bool {
-        self.latent.is_some_and(|latent| latent.absorbed)
+        self.latent.is_some()
     }
 
     /// The size of the sliding attention window of the layers that have one; `None` if none has.

@@ -89,14 +89,15 @@ fn routers_have_the_defaults_of_their_architecture() -> Result<()> {
 }
 
 #[test]
-fn latent_attention_caches_heads_or_one_vector() -> Result<()> {
+fn latent_attention_caches_one_vector() -> Result<()> {
     let shape = |own: &[(&'static str, OwnedValue)]| -> Result<(usize, usize, usize, bool)> {
         let hyper = read("deepseek2", &latent(own))?;
         let layer = hyper.layers.first().map(|layer| (layer.kv_heads, layer.key_length, layer.value_length));
         let (heads, key, value) = layer.unwrap_or_default();
-        Ok((heads, key, value, hyper.has_latent_cache()))
+        assert!(hyper.has_latent_cache());
+        Ok((heads, key, value, hyper.latent.is_some_and(|latent| latent.separate)))
     };
-    assert_eq!(shape(&[])?, (4, 24, 18, false));
+    assert_eq!(shape(&[])?, (1, 28, 20, false));
     let absorbed = [
         ("attention.key_length_mla", 24u32.into()),
         ("attention.value_length_mla", 18u32.into()),
@@ -105,8 +106,8 @@ fn latent_attention_caches_heads_or_one_vector() -> Result<()> {
     ];
     assert_eq!(shape(&absorbed)?, (1, 28, 20, true));
     // One of both lengths says nothing.
-    assert_eq!(shape(&[("attention.key_length_mla", 24u32.into())])?, (4, 24, 18, false));
-    assert_eq!(shape(&[("attention.value_length_mla", 18u32.into())])?, (4, 24, 18, false));
+    assert_eq!(shape(&[("attention.key_length_mla", 24u32.into())])?, (1, 28, 20, false));
+    assert_eq!(shape(&[("attention.value_length_mla", 18u32.into())])?, (1, 28, 20, false));
     assert!(shape(&[("attention.value_length", (1u32 << 28).into())]).is_ok());
     let error = shape(&[("attention.value_length", ((1u32 << 28) + 1).into())]).err();
     assert!(error.is_some_and(|error| error.to_string().contains("too large")));

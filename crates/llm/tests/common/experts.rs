@@ -273,7 +273,7 @@ impl Recipe {
 }
 
 fn deepseek(glm: ExpertRecipe) -> Vec<(&'static str, Recipe)> {
-    let latent = LatentRecipe { rank: 32, query_rank: Some(24), absorbed: true, log_multiplier: None };
+    let latent = LatentRecipe { rank: 32, query_rank: Some(24), separate: true, log_multiplier: None };
     let plain = Recipe {
         layers: 3,
         adjacent: true,
@@ -310,9 +310,9 @@ fn deepseek(glm: ExpertRecipe) -> Vec<(&'static str, Recipe)> {
         ),
     ];
     for (name, recipe) in
-        [("keys and values in the cache", plain.clone()), ("the same, with YaRN", all[3].1.clone())]
+        [("keys and values of one matrix", plain.clone()), ("the same, with YaRN", all[3].1.clone())]
     {
-        let latent = recipe.latent.map(|latent| LatentRecipe { absorbed: false, ..latent });
+        let latent = recipe.latent.map(|latent| LatentRecipe { separate: false, ..latent });
         all.push((name, Recipe { latent, ..recipe }));
     }
     all

@@ -8,7 +8,7 @@ pub struct LatentRecipe {
     pub rank: usize,
     pub query_rank: Option<usize>,
     /// Whether the file has separate matrices for keys and values.
-    pub absorbed: bool,
+    pub separate: bool,
     /// YaRN's, as the file has it.
     pub log_multiplier: Option<f32>,
 }
@@ -22,7 +22,7 @@ impl LatentRecipe {
         if let Some(rank) = self.query_rank {
             number("attention.q_lora_rank", rank);
         }
-        if self.absorbed {
+        if self.separate {
             number("attention.head_count_kv", 1);
             number("attention.key_length", self.rank + recipe.rope_dims);
             number("attention.value_length", self.rank);
@@ -48,7 +48,7 @@ impl LatentRecipe {
         }
         parts.matrix(&name("attn_kv_a_mqa"), recipe.dtype, [self.rank + rope_dims, width], 2.0);
         parts.vector(&name("attn_kv_a_norm"), self.rank, 1.0, 0.5);
-        if self.absorbed {
+        if self.separate {
             parts.stack(&name("attn_k_b"), recipe.dtype, heads, [self.rank, plain]);
             parts.stack(&name("attn_v_b"), recipe.dtype, heads, [value_length, self.rank]);
         } else {

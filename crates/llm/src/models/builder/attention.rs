@@ -186,7 +186,7 @@ impl<'g> LayerBuilder<'_, 'g> {
     }
 
     /// The error about a layer whose shape denies the attention that its architecture's graph has.
-    fn no_attention(&self) -> Error {
+    pub(super) fn no_attention(&self) -> Error {
         Error::Hyperparameter {
             key: format!("{}.attention.head_count", self.model.hyper.architecture),
             value: self.shape.heads.to_string(),

@@ -1,14 +1,15 @@
 //! Multi-head latent attention: the keys and values of all heads are products of one short vector `c` for each token, beside
-//! a part of the keys that is rotated and common to all heads.
+//! a part of the keys that is rotated and common to all heads. The KV cache holds `[c, rotated]`.
 //!
 //! With a matrix `K` of a head, a score is `q · (Kᵀ c) = (K q) · c`: queries can be multiplied with the matrix instead of
-//! the keys. That is the absorbed form: attention with a single key head `[c, rotated]` and value head `c`, which is all that
-//! the KV cache holds. Files of the older layout have keys and values in one matrix, which cannot be used for that: their KV
-//! caches hold the keys and values of all heads.
+//! the keys. That is the absorbed form: attention with a single key head `[c, rotated]` and value head `c`, for few tokens.
+//! The expanded form makes the keys and values of all heads of what is cached: they are shorter than `c`, which pays for
+//! many tokens.
 
-use quadriga_graph::{AttentionOptions, Value};
+use quadriga_graph::{AttentionOptions, DType, Value};
 
 use super::LayerBuilder;
+use super::latent_weights::scaled_by;
 use crate::hyperparameters::LatentAttention;
 use crate::{Error, Result};
 
@@ -30,11 +31,24 @@ impl<'g> LayerBuilder<'_, 'g> {
             });
         };
         let queries = self.latent_queries(latent, x)?;
-        let (compressed, rotated) = self.latent_keys(latent, x)?;
-        match latent.absorbed {
-            true => self.absorbed(latent, queries, compressed, rotated),
-            false => self.uncompressed(latent, queries, compressed, rotated),
+        let cache = self.latent_cache(latent, x)?;
+        if self.ends_here() {
+            return Ok(None);
         }
+        let shape = self.model.shape;
+        // Positions of a page table are not rows of the cache.
+        let expanded = match self.model.pages {
+            Some(_) => None,
+            None => {
+                let (visible, slots) = (cache.shape().rows(), shape.cache_slots);
+                latent.expanded_heads(self.shape.heads, shape.tokens, visible, slots)
+            }
+        };
+        let attended = match expanded {
+            Some(heads) => self.expanded(latent, heads, queries, cache)?,
+            None => self.absorbed(latent, queries, cache)?,
+        };
+        Ok(Some(self.linear("attn_output", self.model.hyper.width, attended)?))
     }
 
     fn latent_queries(&self, latent: LatentAttention, x: Value<'g>) -> Result<Queries<'g>> {
@@ -51,79 +65,84 @@ impl<'g> LayerBuilder<'_, 'g> {
         Ok(Queries { plain, rotated: self.rope(query.slice(2, latent.plain, latent.rotated)) })
     }
 
-    /// The vector that keys and values are made of `[n, rank]`, and the rotated part of the keys `[n, 1, rotated]`.
-    fn latent_keys(&self, latent: LatentAttention, x: Value<'g>) -> Result<(Value<'g>, Value<'g>)> {
+    /// Writes the vector that keys and values are made of, and the rotated part of the keys, to the KV cache:
+    /// `[slots, rank + rotated]`.
+    fn latent_cache(&self, latent: LatentAttention, x: Value<'g>) -> Result<Value<'g>> {
         let LatentAttention { rank, rotated, .. } = latent;
+        let n = self.model.shape.tokens;
         let both = self.linear("attn_kv_a_mqa", rank + rotated, x)?;
         let compressed = self.norm("attn_kv_a_norm", both.slice(1, 0, rank))?;
-        let last = both.reshape([self.model.shape.tokens, 1, rank + rotated]).slice(2, rank, rotated);
-        Ok((compressed, self.rope(last)))
+        let last = self.rope(both.reshape([n, 1, rank + rotated]).slice(2, rank, rotated));
+        let row = compressed.concat(1, &[last.reshape([n, rotated])]);
+        self.cache("cache_k", self.model.shape.cache_keys, row)
     }
 
-    /// Ordinary attention, with keys and values of all heads in the KV cache.
-    fn uncompressed(
+    /// Attention to the keys and values of all heads, as many at a time as `at_once` says: `[rows, heads · value_length]`.
+    fn expanded(
         &self,
         latent: LatentAttention,
+        at_once: usize,
         queries: Queries<'g>,
-        compressed: Value<'g>,
-        rotated: Value<'g>,
-    ) -> Result<Option<Value<'g>>> {
-        let LatentAttention { plain, value_length, .. } = latent;
-        let (n, heads) = (self.model.shape.tokens, self.shape.heads);
-        let both = self.linear("attn_kv_b", heads * (plain + value_length), compressed)?.reshape([
-            n,
-            heads,
-            plain + value_length,
-        ]);
-        let query = queries.plain.concat(2, &[queries.rotated]);
-        let key = both.slice(2, 0, plain).concat(2, &[rotated.repeat([n, heads, latent.rotated])]);
-        let value = both.slice(2, plain, value_length).cont().reshape([n, heads * value_length]);
-        self.attention(query, key, value)
-    }
-
-    fn absorbed(
-        &self,
-        latent: LatentAttention,
-        queries: Queries<'g>,
-        compressed: Value<'g>,
-        rotated: Value<'g>,
-    ) -> Result<Option<Value<'g>>> {
-        let LatentAttention { rank, plain, value_length, .. } = latent;
-        let (n, heads) = (self.model.shape.tokens, self.shape.heads);
-        let row = compressed.concat(1, &[rotated.reshape([n, latent.rotated])]);
-        let cache = self.cache("cache_k", self.model.shape.cache_keys, row)?;
-        if self.ends_here() {
-            return Ok(None);
+        cache: Value<'g>,
+    ) -> Result<Value<'g>> {
+        let LatentAttention { rank, plain, rotated, value_length, .. } = latent;
+        let (n, heads, slots) = (self.model.shape.tokens, self.shape.heads, cache.shape().rows());
+        // Keys and values of the type of the cache, as far as blocks of it allow.
+        let dtype = if self.model.shape.cache_keys == DType::F32 { DType::F32 } else { DType::F16 };
+        let [key_scale, value_scale] = self.latent_scales(latent)?;
+        let mut results = Vec::new();
+        let _scope = self.model.g.scope(&self.name("attn"));
+        let rows = cache.cast(DType::F32);
+        let compressed = rows.slice(1, 0, rank).cont();
+        let last = rows.slice(1, rank, rotated).cast(dtype).reshape([slots, 1, rotated]);
+        for first in (0..heads).step_by(at_once.max(1)) {
+            let some = first..(first + at_once).min(heads);
+            let count = some.len();
+            let (key_matrices, value_matrices) = self.expanded_matrices(latent, some)?;
+            let keys = scaled_by(key_matrices.mul_mat(compressed), key_scale);
+            let keys = keys.cast(dtype).reshape([slots, count, plain]);
+            let keys = keys.concat(2, &[last.repeat([slots, count, rotated])]);
+            let values = scaled_by(value_matrices.mul_mat(compressed), value_scale);
+            let values = values.cast(dtype).reshape([slots, count, value_length]);
+            let of_heads = |x: Value<'g>| x.slice(1, first, count);
+            let query = of_heads(queries.plain).concat(2, &[of_heads(queries.rotated)]);
+            let [query, keys, values] = [query, keys, values].map(|x| x.permute([1, 0, 2]));
+            let attended = query.attention(keys, values, self.latent_options(latent)?);
+            results.push(attended.reshape([n, count * value_length]));
         }
-        let key_matrices = self.matrices("attn_k_b", [heads, rank, plain])?;
-        let value_matrices = self.matrices("attn_v_b", [heads, value_length, rank])?;
+        Ok(match results.as_slice() {
+            [] => return Err(self.no_attention()),
+            [all] => self.output_rows(*all),
+            [first, others @ ..] => self.output_rows(first.concat(1, others)),
+        })
+    }
+
+    /// Attention to what is cached, with queries and results made to fit: `[rows, heads · value_length]`.
+    fn absorbed(&self, latent: LatentAttention, queries: Queries<'g>, cache: Value<'g>) -> Result<Value<'g>> {
+        let LatentAttention { rank, value_length, .. } = latent;
+        let (n, heads) = (self.model.shape.tokens, self.shape.heads);
+        let (key_matrices, value_matrices) = self.absorbed_matrices(latent)?;
+        let [key_scale, value_scale] = self.latent_scales(latent)?;
         let attended = {
             let _scope = self.model.g.scope(&self.name("attn"));
-            let query = key_matrices
-                .mul_mat(queries.plain.permute([1, 0, 2]))
-                .concat(2, &[queries.rotated.permute([1, 0, 2])]);
+            let query = key_matrices.mul_mat(queries.plain.permute([1, 0, 2]));
+            let query = scaled_by(query, key_scale);
+            let query = query.concat(2, &[queries.rotated.permute([1, 0, 2])]);
             let slots = cache.shape().rows();
             let keys = cache.reshape([1, slots, rank + latent.rotated]);
             query.attention(keys, keys.slice(2, 0, rank), self.latent_options(latent)?)
         };
         let attended = self.output_rows(attended.reshape([n, heads * rank]));
         let rows = attended.shape().rows();
-        let values = {
-            let _scope = self.model.g.scope(&self.name("attn_v_b"));
-            let values = value_matrices.mul_mat(attended.reshape([rows, heads, rank]).permute([1, 0, 2]));
-            values.permute([1, 0, 2]).cont().reshape([rows, heads * value_length])
-        };
-        Ok(Some(self.linear("attn_output", self.model.hyper.width, values)?))
+        let _scope = self.model.g.scope(&self.name("attn_v_b"));
+        let values = value_matrices.mul_mat(attended.reshape([rows, heads, rank]).permute([1, 0, 2]));
+        let values = scaled_by(values, value_scale);
+        Ok(values.permute([1, 0, 2]).cont().reshape([rows, heads * value_length]))
     }
 
     fn latent_options(&self, latent: LatentAttention) -> Result<AttentionOptions<'g>> {
         let scale = self.model.hyper.attention_scale.unwrap_or(1.0 / (latent.key_length() as f32).sqrt());
         let (spans, pages) = (Some(self.spans()?), self.pages());
         Ok(AttentionOptions { scale: Some(scale), spans, pages, ..AttentionOptions::new() })
-    }
-
-    /// A matrix for each head.
-    fn matrices(&self, part: &str, dims: [usize; 3]) -> Result<Value<'g>> {
-        self.model.weights.get(&self.name(&format!("{part}.weight")), &dims)
     }
 }

@@ -7,6 +7,7 @@ mod encoder;
 mod experts;
 mod feed_forward;
 mod latent;
+mod latent_weights;
 mod neurons;
 mod recorder;
 mod recurrent;

@@ -67,8 +67,8 @@ impl FoundTensor {
         self.reshaped(shape)
     }
 
-    /// Some of the rows.
-    fn rows(&self, rows: Range<usize>) -> Result<FoundTensor> {
+    /// Some of the rows, or of what the outermost dimension counts.
+    pub(super) fn rows(&self, rows: Range<usize>) -> Result<FoundTensor> {
         let mut dims = self.dims.clone();
         let Some(first) = dims.first_mut() else { return Err(self.wrong_shape(&[rows.len()])) };
         let whole = std::mem::replace(first, rows.len()).max(1);
@@ -81,6 +81,42 @@ impl FoundTensor {
             }
         };
         Ok(FoundTensor { name: self.name.clone(), dtype: self.dtype, dims, data })
+    }
+
+    /// Rows `part` of every `each` rows, of the repetitions `which`: `[which · part, columns]`.
+    pub(super) fn repeated_rows(
+        &self,
+        which: Range<usize>,
+        each: usize,
+        part: Range<usize>,
+    ) -> Result<FoundTensor> {
+        let mut pieces = Vec::new();
+        for repetition in which.clone() {
+            let first = repetition * each;
+            pieces.extend(self.rows(first + part.start..first + part.end)?.data);
+        }
+        let mut dims = self.dims.clone();
+        if let Some(first) = dims.first_mut() {
+            *first = which.len() * part.len();
+        }
+        let data = self.data.is_some().then(|| Data::joined(pieces));
+        Ok(FoundTensor { name: self.name.clone(), dtype: self.dtype, dims, data })
+    }
+
+    /// Consecutive matrices of `rows` × `columns` elements, each transposed, as one of all their columns:
+    /// `[count · columns, rows]`.
+    pub(super) fn transposed(self, rows: usize, columns: usize) -> Result<FoundTensor> {
+        let elements: usize = self.dims.iter().product();
+        let dims = vec![elements / rows.max(1), rows];
+        let (dtype, data) = match self.data.clone() {
+            None => (self.dtype, None),
+            Some(data) => {
+                let turned = data.transposed(self.dtype, rows, columns);
+                let (dtype, data) = turned.ok_or_else(|| self.wrong_shape(&[rows, columns]))?;
+                (dtype, Some(data))
+            }
+        };
+        Ok(FoundTensor { name: self.name, dtype, dims, data })
     }
 
     fn wrong_shape(&self, wanted: &[usize]) -> Error {
@@ -168,6 +204,12 @@ impl<'g> FileWeights<'g> {
     /// The number of rows of a matrix, if the file has it.
     pub(in crate::models) fn rows(&self, name: &str) -> Option<usize> {
         self.file.find_tensor(name)?.shape().dims().first().copied()
+    }
+
+    /// A weight that is made of a tensor of the file; `part` distinguishes its name from that of the tensor.
+    pub(super) fn made_of(&self, tensor: FoundTensor, part: &str, shape: impl Into<Shape>) -> Value<'g> {
+        let name = format!("{}.{part}", tensor.name);
+        self.g.weight(&name, tensor.reshaped(shape))
     }
 
     /// The weight of this name.

@@ -144,7 +144,7 @@ impl Reference {
         let matrix = |part: &str, size: usize| {
             &self.weights[&format!("blk.{layer}.{part}.weight")][head * size..][..size]
         };
-        if latent.absorbed {
+        if latent.separate {
             let keys = matrix("attn_k_b", rank * plain);
             let key = (0..plain).map(|i| (0..rank).map(|j| keys[j * plain + i] * short[j]).sum()).collect();
             return (key, multiply(matrix("attn_v_b", r.value_length * rank), short));
