@@ -77,7 +77,7 @@ impl PagedEngine {
                 resize(&mut logits, outputs, vocabulary)?;
                 resize(&mut hidden, if embeds { outputs } else { 0 }, width)?;
                 for (own, output) in group.outputs.iter().enumerate() {
-                    put_row(&mut logits, vocabulary, *output, self.logits(own));
+                    put_row(&mut logits, vocabulary, *output, self.logits(own)?);
                     put_row(&mut hidden, width, *output, self.hidden(own));
                 }
             }
