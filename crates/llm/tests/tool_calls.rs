@@ -391,8 +391,10 @@ fn generate(tokenizer: &Tokenizer, lark: &str, rng: &mut Rng) -> Option<String> 
         for byte in b"\"}]<\n/" {
             logits[usize::from(*byte)] += 5.0;
         }
+        // Control tokens close what is open, and the end is better than another call.
+        logits.iter_mut().skip(256).for_each(|logit| *logit += 12.0);
         for end in tokenizer.end_tokens() {
-            logits[end as usize] += 5.0;
+            logits[end as usize] += 10.0;
         }
         // It also likes to end what is between tags.
         for close in [&b"\n</parameter>"[..], b"</arg_value>"] {
