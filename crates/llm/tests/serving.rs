@@ -776,3 +776,58 @@ fn events_go_to_functions_and_a_function_that_declines_ends_its_request() {
     drop(service.submit(Request { max_tokens: Some(1), ..Request::new(vec![1]) }).unwrap().last());
     assert_eq!((service.state().running, service.state().waiting), (0, 0));
 }
+
+#[test]
+fn prompts_are_reported_as_they_are_computed() {
+    let model = recipe("llama").model();
+    let prompt = recipe("llama").tokens(250);
+    let mut batcher = batcher(&model, cpu(1), options(2, 20));
+    let request =
+        || Request { max_tokens: Some(2), progress: true, past_end: true, ..Request::new(prompt.clone()) };
+    let mut reports = || {
+        batcher.submit(request()).unwrap();
+        let mut all = Vec::new();
+        while batcher.is_busy() {
+            for (_, event) in batcher.step() {
+                match event {
+                    Event::Progress { cached, computed } => all.push(Some((cached, computed))),
+                    Event::Token { .. } => all.push(None),
+                    _ => {}
+                }
+            }
+        }
+        all
+    };
+    // A step has 96 tokens; then three pages of 64 are found.
+    assert_eq!(reports(), [Some((0, 96)), Some((0, 192)), Some((0, 250)), None, None]);
+    assert_eq!(reports(), [Some((192, 250)), None, None]);
+}
+
+#[test]
+fn the_stop_string_that_was_found_is_known() {
+    let model = recipe("llama").model();
+    let prompt = recipe("llama").tokens(20);
+    let mut batcher = batcher(&model, cpu(1), options(2, 20));
+    let mut ends = |stops: Vec<String>| {
+        let sampling = SamplingOptions { temperature: 0.0, ignore_eos: true, ..SamplingOptions::default() };
+        let request = Request { max_tokens: Some(40), stops, sampling, ..Request::new(prompt.clone()) };
+        batcher.submit(request).unwrap();
+        let (mut text, mut end) = (String::new(), None);
+        while batcher.is_busy() {
+            for (_, event) in batcher.step() {
+                match event {
+                    Event::Token { piece, .. } => text.push_str(&piece.text),
+                    Event::Finished(finished) => end = Some(finished.finish),
+                    _ => {}
+                }
+            }
+        }
+        (text, end.unwrap())
+    };
+    let (text, end) = ends(Vec::new());
+    assert_eq!(end, Finish::Length);
+    let part: String = text.chars().skip(text.chars().count() / 2).take(3).collect();
+    let (before, end) = ends(vec!["\u{1f40e}".to_owned(), part.clone()]);
+    assert_eq!(end, Finish::Stop(1));
+    assert_eq!(Some(before.as_str()), text.split(&part).next());
+}

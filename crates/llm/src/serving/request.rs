@@ -52,6 +52,8 @@ pub struct Request {
     pub prompt_logprobs: bool,
     /// The prompt is embedded, and nothing is generated: how the vectors of its tokens become one. [`Pooling::Rank`] is for encoders.
     pub embedding: Option<Pooling>,
+    /// Whether each part of the prompt is reported when it is computed, as [`Event::Progress`].
+    pub progress: bool,
     /// Requests of higher priority are started first.
     pub priority: i32,
     /// Who asks. Among requests of one priority, clients get equal shares.
@@ -155,6 +157,7 @@ impl Request {
             logprobs: None,
             prompt_logprobs: false,
             embedding: None,
+            progress: false,
             priority: 0,
             client: 0,
             salt: 0,
@@ -181,6 +184,13 @@ pub struct TokenLogprobs {
 /// Something that happened to a request.
 #[derive(Clone, Debug)]
 pub enum Event {
+    /// A part of the prompt was computed, and that is to be reported. The last one comes before the first token.
+    Progress {
+        /// Tokens of the prompt that were found in the KV cache.
+        cached: usize,
+        /// Tokens of the prompt that are in the KV cache now, those included.
+        computed: usize,
+    },
     /// The prompt was computed, and its log-probabilities were asked for: one for each token but the first.
     Prompt {
         /// The log-probabilities.

@@ -53,6 +53,8 @@ pub(super) struct Sequence {
     text: AnswerText,
     max_tokens: usize,
     past_end: bool,
+    /// Whether parts of the prompt are reported as they are computed.
+    progress: bool,
     logprobs: Option<usize>,
     /// How the prompt is embedded, if it is, and the vectors of its tokens so far.
     embedding: Option<(Pooling, Vec<f32>)>,
@@ -115,6 +117,7 @@ impl Sequence {
             text: AnswerText::new(request.stops, request.reasoning, request.tool_calls),
             max_tokens: request.max_tokens.unwrap_or(usize::MAX),
             past_end: request.past_end,
+            progress: request.progress,
             logprobs: request.logprobs,
             embedding: request.embedding.map(|pooling| (pooling, Vec::new())),
             prompt_logprobs: request.prompt_logprobs.then(Vec::new),
@@ -279,6 +282,10 @@ impl Sequence {
             }
         }
         self.computed += known;
+        if self.progress && self.counts.answer == 0 {
+            let (cached, computed) = (self.counts.cached, self.computed.min(self.prompt));
+            events.push((self.id, Event::Progress { cached, computed }));
+        }
         if self.computed < self.tokens.len() {
             return Ok(Outcome::Running);
         }

@@ -60,6 +60,7 @@ const MAX_LINE: usize = 65_535;
 /// ```
 #[derive(Debug)]
 pub struct ChatTemplate {
+    source: String,
     environment: Environment<'static>,
     bos: String,
     eos: String,
@@ -103,6 +104,7 @@ impl ChatTemplate {
             let reason = format!("line {} has more than {MAX_LINE} bytes", line + 1);
             return Err(Error::Template { reason });
         }
+        let given = source;
         let source = without_generation_tags(source);
         let mut syntax = SyntaxConfig::builder();
         let syntax = syntax.trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?;
@@ -130,6 +132,7 @@ impl ChatTemplate {
             Some((marker.mark(bos), marker.mark(eos)))
         });
         Ok(ChatTemplate {
+            source: given.to_owned(),
             environment,
             bos: bos.to_owned(),
             eos: eos.to_owned(),
@@ -143,6 +146,11 @@ impl ChatTemplate {
     pub fn from_file(file: &quadriga_gguf::File, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
         let Some(source) = file.find::<&str>("tokenizer.chat_template")? else { return Ok(None) };
         ChatTemplate::for_tokenizer(source, tokenizer).map(Some)
+    }
+
+    /// The template as it was given, in Jinja.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// How the model tells its reasoning from its answer, if the template knows.

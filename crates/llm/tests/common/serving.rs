@@ -130,7 +130,7 @@ impl Answers {
                     println!("{id:?} failed: {error}");
                     self.failed.push(id);
                 }
-                Event::Prompt { .. } | Event::Embedding { .. } => {}
+                Event::Prompt { .. } | Event::Progress { .. } | Event::Embedding { .. } => {}
             }
         }
     }

@@ -303,7 +303,7 @@ impl Job {
                 }
                 self.fail(pending, &error.to_string());
             }
-            Event::Prompt { .. } | Event::Embedding { .. } => {}
+            Event::Prompt { .. } | Event::Progress { .. } | Event::Embedding { .. } => {}
         }
         Ok(())
     }
