@@ -534,7 +534,7 @@ fn log_probabilities_are_those_of_the_model() {
             match event {
                 Event::Prompt { logprobs } => of_prompt = logprobs,
                 Event::Token { piece, logprobs } => of_tokens.push((piece.token, logprobs.unwrap())),
-                Event::Finished(_) | Event::Embedding { .. } => {}
+                Event::Finished(_) | Event::Progress { .. } | Event::Embedding { .. } => {}
                 Event::Failed(error) => panic!("{error}"),
             }
         }

@@ -41,4 +41,10 @@ impl ServedModel {
         let prepare = move || prompt::tokens(&served, &generation);
         self.blocking(prepare).await?
     }
+
+    /// The text of a conversation as the model's chat template renders it.
+    pub async fn rendered(self: &Arc<Self>, generation: Generation) -> Result<String, ApiError> {
+        let served = Arc::clone(self);
+        self.blocking(move || prompt::text(&served, &generation)).await?
+    }
 }

@@ -22,6 +22,19 @@ pub enum Prompt {
     Text(String),
     /// Tokens.
     Tokens(Vec<u32>),
+    /// Texts and tokens, one behind the other.
+    Mixed(Vec<PromptPart>),
+}
+
+/// A part of a prompt that is made of texts and tokens.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PromptPart {
+    /// A text; control tokens that are spelled out become those tokens.
+    Text(String),
+    /// A text whose control tokens are text.
+    Plain(String),
+    /// A token.
+    Token(u32),
 }
 
 /// A conversation, and what its template is given.
@@ -35,6 +48,8 @@ pub struct ChatPrompt {
     pub variables: Map<String, Value>,
     /// Whether the answer continues the last message, which is the assistant's.
     pub continues: bool,
+    /// Tokens of an earlier prompt and its answer, which the conversation follows.
+    pub before: Vec<u32>,
     /// Whether, and how much, the model is to reason.
     pub reasoning: ReasoningEffort,
 }
@@ -82,6 +97,10 @@ pub struct Generation {
     pub reasoning_budget: Option<usize>,
     /// Requests of higher priority are started first.
     pub priority: i32,
+    /// Whether the prompt's beginning may be found in the KV cache, and be found there by others.
+    pub shares_prefix: bool,
+    /// Whether each part of the prompt is reported when it is computed.
+    pub progress: bool,
 }
 
 impl Generation {
@@ -101,6 +120,8 @@ impl Generation {
             parallel_tool_calls: true,
             reasoning_budget: None,
             priority: 0,
+            shares_prefix: true,
+            progress: false,
         }
     }
 }
@@ -164,8 +185,8 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
-    pub(crate) fn new(finish: Finish, stops: &[String]) -> FinishReason {
-        match finish {
+    pub(crate) fn new(finished: &Finished, stops: &[String]) -> FinishReason {
+        match finished.finish {
             Finish::End | Finish::Cancelled => FinishReason::End,
             Finish::Stop(number) => FinishReason::Stop(stops.get(number).cloned()),
             Finish::Length => FinishReason::Length,
@@ -177,6 +198,15 @@ impl FinishReason {
 /// Something that happened to a request.
 #[derive(Clone, Debug)]
 pub enum GenerationEvent {
+    /// A part of a prompt was computed, if that was asked for. The last one comes before the first token.
+    Progress {
+        /// The first choice of the prompt.
+        choice: usize,
+        /// Tokens of the prompt that were found in the KV cache.
+        cached: usize,
+        /// Tokens of the prompt that are in the KV cache now, those included.
+        computed: usize,
+    },
     /// The log-probabilities of a prompt's tokens, for each but the first, if they were asked for.
     PromptLogprobs {
         /// The first choice of the prompt.

@@ -45,7 +45,7 @@ fn error_of(error: Error, generation: &Generation) -> ApiError {
 pub(crate) fn uses_tools(generation: &Generation) -> bool {
     match &generation.prompt {
         Prompt::Chat(chat) => !chat.tools.is_empty() && generation.tool_choice != ToolChoice::None,
-        Prompt::Text(_) | Prompt::Tokens(_) => false,
+        Prompt::Text(_) | Prompt::Tokens(_) | Prompt::Mixed(_) => false,
     }
 }
 

@@ -17,6 +17,8 @@
 //! | [`generation`] | a request for text and what happens to it, whatever dialect it came in |
 //! | [`dialects`] | JSON of each interface to and from that |
 //! | [`model`], [`registry`] | a loaded model that answers requests; loading and unloading models |
+//! | [`openapi`] | routes with their descriptions |
+//! | [`model`] | a loaded model that answers requests |
 //! | [`running`], [`stream`] | answers as they are generated, and as streams |
 //! | [`operation`] | keys, limits, metrics |
 
@@ -34,11 +36,13 @@ mod generate;
 pub mod generation;
 mod hooks;
 pub mod model;
+pub mod openapi;
 pub mod operation;
 mod page;
 mod passage;
 mod prompt;
 pub mod registry;
+pub mod requests;
 mod routes;
 pub mod running;
 mod server;

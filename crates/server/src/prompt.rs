@@ -2,12 +2,13 @@
 
 use quadriga_llm::reasoning::ReasoningSplitter;
 use quadriga_llm::serving::Request;
-use quadriga_llm::template::Message;
+use quadriga_llm::template::{Message, TemplateArguments};
 use quadriga_llm::{Error, GeneratorOptions};
 use serde_json::Value;
 
+use crate::call::random_seed;
 use crate::error::ApiError;
-use crate::generation::{ChatPrompt, Generation, Prompt, ReasoningEffort};
+use crate::generation::{ChatPrompt, Generation, Prompt, PromptPart, ReasoningEffort};
 use crate::hooks;
 use crate::model::ServedModel;
 
@@ -37,6 +38,7 @@ pub(crate) fn prepare(
         return Err(Error::ContextFull { wanted: first.prompt.len(), used: 0, context }.into());
     }
     let prompt = first.prompt.clone();
+    let salt = random_seed() | 1;
     let stops = generation.stops.clone();
     let request = |choice: usize| -> Result<Request, ApiError> {
         let mut sampling = generation.sampling.clone();
@@ -48,6 +50,8 @@ pub(crate) fn prepare(
             logprobs: generation.logprobs,
             // The choices have one prompt.
             prompt_logprobs: generation.prompt_logprobs && choice == 0,
+            progress: generation.progress && choice == 0,
+            salt: if generation.shares_prefix { 0 } else { salt },
             priority: generation.priority,
             client,
             reasoning: first.reasoning.clone(),
@@ -71,10 +75,57 @@ fn render(served: &ServedModel, generation: &Generation) -> Result<Request, ApiE
         Prompt::Chat(chat) => render_chat(served, chat, hooks::uses_tools(generation)),
         Prompt::Text(text) => Ok(Request::new(served.model.tokenizer()?.encode_prompt(text, true))),
         Prompt::Tokens(tokens) => Ok(Request::new(tokens.clone())),
+        Prompt::Mixed(parts) => Ok(Request::new(mixed(served, parts)?)),
     }
 }
 
+/// The tokens of texts and tokens; a text that comes first begins a prompt.
+fn mixed(served: &ServedModel, parts: &[PromptPart]) -> Result<Vec<u32>, ApiError> {
+    let mut tokens = Vec::new();
+    for (number, part) in parts.iter().enumerate() {
+        match part {
+            PromptPart::Token(token) => tokens.push(*token),
+            PromptPart::Text(text) if number == 0 => {
+                tokens = served.model.tokenizer()?.encode_prompt(text, true);
+            }
+            PromptPart::Text(text) => tokens.extend(served.model.tokenizer()?.encode(text, true)),
+            PromptPart::Plain(text) => tokens.extend(served.model.tokenizer()?.encode(text, false)),
+        }
+    }
+    Ok(tokens)
+}
+
+/// The text of a conversation, rendered with the model's chat template.
+pub(crate) fn text(served: &ServedModel, generation: &Generation) -> Result<String, ApiError> {
+    let Prompt::Chat(chat) = &generation.prompt else { return Ok(String::new()) };
+    let Some(template) = served.model.template() else {
+        return Err(ApiError::invalid("the model has no chat template"));
+    };
+    let options = options(served, chat, hooks::uses_tools(generation));
+    let (last, before) = match chat.messages.split_last().filter(|_| chat.continues) {
+        Some((last, before)) => (last.content.as_str(), before),
+        None => ("", chat.messages.as_slice()),
+    };
+    let own = !before.first().is_some_and(|message| message.role == "system");
+    let system = options.system.filter(|_| own).map(|text| Message::new("system", text));
+    let messages: Vec<Message> = system.into_iter().chain(before.iter().cloned()).collect();
+    let arguments = TemplateArguments { variables: options.template_variables, add_generation_prompt: true };
+    Ok(template.render_with(&messages, &arguments)? + last)
+}
+
 fn render_chat(served: &ServedModel, chat: &ChatPrompt, uses_tools: bool) -> Result<Request, ApiError> {
+    let mut request = render_messages(served, chat, uses_tools)?;
+    if !chat.before.is_empty() {
+        let first = request.prompt.first().copied();
+        let bos = served.model.tokenizer()?.vocabulary().bos;
+        // There is one beginning of the text.
+        let skipped = usize::from(first.is_some() && first == bos);
+        request.prompt = chat.before.iter().chain(request.prompt.iter().skip(skipped)).copied().collect();
+    }
+    Ok(request)
+}
+
+fn render_messages(served: &ServedModel, chat: &ChatPrompt, uses_tools: bool) -> Result<Request, ApiError> {
     let options = options(served, chat, uses_tools);
     let Some((last, before)) = chat.messages.split_last().filter(|_| chat.continues) else {
         let mut request = Request::chat(&served.model, &options, &chat.messages)?;

@@ -4,21 +4,32 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::Method;
+use axum::http::{Method, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use bytes::Bytes;
 
 use crate::app::App;
-use crate::dialects::openai;
+use crate::dialects::{anthropic, llama_server, ollama, openai};
 use crate::error::{ApiError, ErrorKind};
+use crate::openapi::DescribedRoutes;
 use crate::{page, passage, status};
 
 /// The server's routes.
 pub(crate) fn router(app: &Arc<App>) -> Router {
+    let described = DescribedRoutes::default()
+        .merge(openai::routes())
+        .merge(anthropic::routes())
+        .merge(ollama::routes())
+        .merge(llama_server::routes());
+    let document = Bytes::from(described.document().to_string());
+    let openapi = move || async move { ([(header::CONTENT_TYPE, "application/json")], document) };
     Router::new()
         .merge(page::routes())
         .merge(status::routes())
-        .merge(openai::routes())
+        .merge(described.into_router())
+        .route("/openapi.json", get(openapi))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(Arc::clone(app), refuse_when_stopping))

@@ -131,6 +131,7 @@ impl Running {
         while let Some(event) = self.next().await {
             match event {
                 GenerationEvent::Failed(error) => return Err(error),
+                GenerationEvent::Progress { .. } => {}
                 GenerationEvent::PromptLogprobs { choice, logprobs } => {
                     if let Some(part) = parts.get_mut(choice) {
                         part.prompt_logprobs = Some(logprobs);
@@ -164,6 +165,7 @@ impl Running {
     fn take(&mut self, choice: usize, event: Event) -> Option<GenerationEvent> {
         let running = self.choices.get_mut(choice)?;
         Some(match event {
+            Event::Progress { cached, computed } => GenerationEvent::Progress { choice, cached, computed },
             Event::Prompt { logprobs } => GenerationEvent::PromptLogprobs { choice, logprobs },
             // Of requests for embeddings, which are not among these.
             Event::Embedding { .. } => return None,
@@ -180,7 +182,7 @@ impl Running {
             }
             Event::Finished(finished) => {
                 running.id = None;
-                let finish = match FinishReason::new(finished.finish, &running.stops) {
+                let finish = match FinishReason::new(&finished, &running.stops) {
                     FinishReason::End if running.calls > 0 => FinishReason::ToolCalls,
                     finish => finish,
                 };

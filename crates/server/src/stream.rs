@@ -54,8 +54,14 @@ pub struct StreamBuffer {
 }
 
 impl StreamBuffer {
-    fn new(format: StreamFormat) -> StreamBuffer {
+    pub(crate) fn new(format: StreamFormat) -> StreamBuffer {
         StreamBuffer { format, text: String::new() }
+    }
+
+    /// What is sent.
+    #[cfg(test)]
+    pub(crate) fn into_text(self) -> String {
+        self.text
     }
 
     /// An event with JSON for data; a line without server-sent events.

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::constraint::{Constraint, ToolChoice};
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::openapi::schema::{any_object, any_of, flag, list, one_of, request, text};
 
 /// The form that `response_format`, `json_schema` or `grammar` ask for, or the fields that vLLM has for the same.
 pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
@@ -38,8 +39,8 @@ pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
     if let Some(constraint) = guided(fields, "guided_")? {
         return Ok(constraint);
     }
-    if let Some(schema) = fields.value("json_schema") {
-        return Ok(Constraint::JsonSchema(schema.clone()));
+    if let Some(schema) = fields.map("json_schema")? {
+        return Ok(Constraint::JsonSchema(Value::Object(schema.clone())));
     }
     Ok(match fields.text("grammar")?.filter(|grammar| !grammar.is_empty()) {
         Some(source) => grammar(source),
@@ -174,4 +175,38 @@ pub fn tool_choice(fields: &Fields<'_>, tools: &[Value]) -> Result<ToolChoice, A
         return Err(fields.error(NAME, "is \"required\", but there are no tools"));
     }
     Ok(choice)
+}
+
+/// The schema of the fields that ask for a form of the answer, by llama-server's names.
+pub(crate) fn grammar_schema() -> Value {
+    json!({ "grammar": text(), "json_schema": any_object() })
+}
+
+/// The schema of the fields about tools and the form of the answer.
+pub(crate) fn schema() -> Value {
+    let function = request(
+        &["name"],
+        json!({ "name": text(), "description": text(), "parameters": any_object(), "strict": flag() }),
+        [],
+    );
+    let tool = request(&["function"], json!({ "type": one_of(&["function"]), "function": function }), []);
+    let named = request(&["name"], json!({ "name": text() }), []);
+    let choice = request(&["function"], json!({ "type": one_of(&["function"]), "function": named }), []);
+    let schema =
+        request(&["schema"], json!({ "name": text(), "schema": any_object(), "strict": flag() }), []);
+    let format = any_of([
+        request(&["type"], json!({ "type": one_of(&["text"]) }), []),
+        request(&["type"], json!({ "type": one_of(&["json_object"]), "schema": any_object() }), []),
+        request(
+            &["type", "json_schema"],
+            json!({ "type": one_of(&["json_schema"]), "json_schema": schema }),
+            [],
+        ),
+    ]);
+    json!({
+        "tools": list(tool),
+        "tool_choice": any_of([one_of(&["none", "auto", "required"]), choice]),
+        "parallel_tool_calls": flag(),
+        "response_format": format,
+    })
 }

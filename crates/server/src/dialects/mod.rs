@@ -1,9 +1,14 @@
 //! The interfaces of other servers. Each turns JSON into [`Generation`](crate::generation::Generation)s and their events into
 //! JSON; what is common to several is in this module's own files.
 
+pub mod anthropic;
 pub mod error_body;
+mod fill_in_middle;
 pub mod format_fields;
+pub mod llama_server;
+pub mod ollama;
 pub mod openai;
+mod prompt_fields;
 pub mod sampling_fields;
 pub mod timings;
 
@@ -38,6 +43,8 @@ const LLAMA_SERVER: &[&str] = &[
     "/v1/health",
     "/metrics",
     "/lora-adapters",
+    "/models/load",
+    "/models/unload",
 ];
 
 impl Dialect {

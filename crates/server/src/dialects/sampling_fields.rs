@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use quadriga_llm::sampling::{DryOptions, SamplingOptions};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::call::random_seed;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::model::ServedModel;
+use crate::openapi::schema::{between, count, flag, integer, texts};
 
 /// The sampling options of a request, with the server's defaults where it has none of its own.
 pub fn sampling(fields: &Fields<'_>, served: &ServedModel) -> Result<SamplingOptions, ApiError> {
@@ -17,7 +18,7 @@ pub fn sampling(fields: &Fields<'_>, served: &ServedModel) -> Result<SamplingOpt
     let aliased = |name: &str, alias: &str, default: f32| {
         Ok::<_, ApiError>(fields.float(name)?.or(fields.float(alias)?).unwrap_or(default))
     };
-    let options = SamplingOptions {
+    let mut options = SamplingOptions {
         temperature: float("temperature", defaults.temperature)?,
         // As everywhere, 0 and negative numbers keep all tokens.
         top_k: fields.integer("top_k")?.map_or(defaults.top_k, |k| usize::try_from(k).unwrap_or(0)),
@@ -44,8 +45,124 @@ pub fn sampling(fields: &Fields<'_>, served: &ServedModel) -> Result<SamplingOpt
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(defaults.ignore_eos),
         seed: seed(fields)?,
     };
+    keep_samplers(fields, &mut options)?;
     options.check()?;
     Ok(options)
+}
+
+/// Turns off the samplers that a list of llama-server's names leaves out. Their order is always the same.
+fn keep_samplers(fields: &Fields<'_>, options: &mut SamplingOptions) -> Result<(), ApiError> {
+    const NAME: &str = "samplers";
+    let all = [
+        ("penalties", 'e'),
+        ("dry", 'd'),
+        ("top_n_sigma", 's'),
+        ("top_k", 'k'),
+        ("typ_p", 'y'),
+        ("top_p", 'p'),
+        ("min_p", 'm'),
+        ("xtc", 'x'),
+        ("temperature", 't'),
+    ];
+    let kept = |wanted: &str| match fields.value(NAME) {
+        Some(Value::String(letters)) => {
+            all.iter().any(|(name, letter)| *name == wanted && letters.contains(*letter))
+        }
+        Some(Value::Array(names)) => names.iter().any(|name| name.as_str() == Some(wanted)),
+        _ => true,
+    };
+    if fields.texts(NAME)?.is_none() {
+        return Ok(());
+    }
+    if !kept("penalties") {
+        (options.repeat_penalty, options.presence_penalty, options.frequency_penalty) = (1.0, 0.0, 0.0);
+    }
+    if !kept("dry") {
+        options.dry.multiplier = 0.0;
+    }
+    if !kept("top_n_sigma") {
+        options.top_n_sigma = 0.0;
+    }
+    if !kept("top_k") {
+        options.top_k = 0;
+    }
+    if !kept("typ_p") {
+        options.typical_p = 1.0;
+    }
+    if !kept("top_p") {
+        options.top_p = 1.0;
+    }
+    if !kept("min_p") {
+        options.min_p = 0.0;
+    }
+    if !kept("xtc") {
+        options.xtc_probability = 0.0;
+    }
+    if !kept("temperature") {
+        options.temperature = 1.0;
+    }
+    Ok(())
+}
+
+/// Refuses what llama-server has and the engine has not, unless its value is the one that turns it off.
+pub fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
+    let refused = |name: &str| Err(fields.error(name, "is not supported; leave it out"));
+    for name in ["mirostat", "n_indent"] {
+        if fields.integer(name)?.unwrap_or(0) > 0 {
+            return refused(name);
+        }
+    }
+    for name in ["dynatemp_range", "t_max_predict_ms"] {
+        if fields.number(name)?.unwrap_or(0.0) > 0.0 {
+            return refused(name);
+        }
+    }
+    if fields.number("adaptive_target")?.unwrap_or(-1.0) >= 0.0 {
+        return refused("adaptive_target");
+    }
+    for name in ["post_sampling_probs", "grammar_lazy"] {
+        if fields.flag(name)?.unwrap_or(false) {
+            return refused(name);
+        }
+    }
+    let is_used = |adapter: &Fields<'_>| Ok::<_, ApiError>(adapter.number("scale")? != Some(0.0));
+    for adapter in fields.objects("lora")?.unwrap_or_default() {
+        if is_used(&adapter)? {
+            return refused("lora");
+        }
+    }
+    Ok(())
+}
+
+/// The schema of these fields.
+pub(crate) fn schema() -> Value {
+    let share = || between(0.0, 1.0);
+    let positive_share = || json!({ "type": "number", "exclusiveMinimum": 0, "maximum": 1 });
+    let last_n = || json!({ "type": "integer", "minimum": -1, "maximum": 9_000_000_000_000_000_i64 });
+    let any = || between(-1e30, 1e30);
+    json!({
+        "temperature": between(0.0, 1e30),
+        "top_k": integer(),
+        "top_p": positive_share(),
+        "min_p": share(),
+        "typical_p": positive_share(),
+        "top_n_sigma": any(),
+        "xtc_probability": share(),
+        "xtc_threshold": share(),
+        "repeat_penalty": { "type": "number", "exclusiveMinimum": 0, "maximum": 1e30 },
+        "repeat_last_n": last_n(),
+        "presence_penalty": any(),
+        "frequency_penalty": any(),
+        "dry_multiplier": between(0.0, 1e30),
+        "dry_base": any(),
+        "dry_allowed_length": count(),
+        "dry_penalty_last_n": last_n(),
+        "dry_sequence_breakers": texts(),
+        "logit_bias": { "type": "object", "additionalProperties": { "type": "number" } },
+        "ignore_eos": flag(),
+        "samplers": texts(),
+        "seed": integer(),
+    })
 }
 
 /// The seed; a random one if there is none, or if it is -1.

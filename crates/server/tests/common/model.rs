@@ -31,6 +31,11 @@ pub fn with_control(template: &str, control: &[&str]) -> Model {
     Model::from_file(File::from_bytes(bytes_with(template, control)).unwrap()).unwrap()
 }
 
+/// The model with tokens for a gap in a text.
+pub fn with_fill_tokens() -> Model {
+    with_control(TEMPLATE, &["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])
+}
+
 /// The bytes of its file.
 pub fn bytes(template: &str) -> Vec<u8> {
     bytes_with(template, &[])

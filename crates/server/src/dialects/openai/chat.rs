@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use super::answer_head::AnswerHead;
 use super::chat_stream::ChatStream;
-use super::request_fields::{choices, includes_usage, priority, sse_ping};
+use super::logprobs::MAX_TOP_LOGPROBS;
+use super::request_fields::{StreamOptions, check_stream, choices, priority, shares_prefix, sse_ping};
 use super::usage::{Usage, finish_name};
 use super::{FINGERPRINT, logprobs, messages};
 use crate::call::Call;
@@ -21,21 +22,19 @@ use crate::model::ServedModel;
 use crate::prompt::ends_with_assistant;
 use crate::stream::{self, StreamFormat};
 
-/// The most log-probabilities that are reported for a token.
-pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
-
 /// Answers a conversation.
 pub async fn chat(call: Call) -> Result<Response, ApiError> {
     let served = call.model().await?;
     let fields = call.fields();
-    let generation = parse(&fields, &served)?;
+    let mut generation = parse(&fields, &served)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
-    let include_usage = includes_usage(&fields)?;
+    let options = StreamOptions::new(&fields)?;
+    generation.progress = streams && options.needs_progress();
     let ping = sse_ping(&fields, call.app.limits().ping)?;
     let running = served.generate(generation, &call.caller).await?;
     let head = AnswerHead::new("chatcmpl-", &served);
     if streams {
-        let encoder = ChatStream::new(head, &running, include_usage);
+        let encoder = ChatStream::new(head, &running, options);
         return Ok(stream::respond(running, encoder, StreamFormat::Events, ping));
     }
     let mut usage = Usage::new(running.prompt_tokens());
@@ -54,15 +53,22 @@ pub async fn chat(call: Call) -> Result<Response, ApiError> {
     .into_response())
 }
 
+/// The schema of the body.
+pub(crate) fn request_schema() -> Value {
+    super::schemas::chat_request()
+}
+
 /// The request as a [`Generation`].
 pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generation, ApiError> {
+    sampling_fields::refuse_unsupported(fields)?;
+    check_stream(fields)?;
     let messages = messages::messages(fields, "messages")?;
     let tools = format_fields::tools(fields)?;
     let tool_choice = format_fields::tool_choice(fields, &tools)?;
     let continues = continues(fields, &messages)?;
     let variables = fields.map("chat_template_kwargs")?.cloned().unwrap_or_default();
     let (reasoning, reasoning_budget) = reasoning(fields)?;
-    let chat = ChatPrompt { messages, tools, variables, continues, reasoning };
+    let chat = ChatPrompt { messages, tools, variables, continues, reasoning, ..ChatPrompt::default() };
     Ok(Generation {
         sampling: sampling_fields::sampling(fields, served)?,
         max_tokens: sampling_fields::max_tokens(
@@ -79,6 +85,7 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
         parallel_tool_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
         reasoning_budget,
         priority: priority(fields)?,
+        shares_prefix: shares_prefix(fields)?,
         ..Generation::new(Prompt::Chat(chat))
     })
 }

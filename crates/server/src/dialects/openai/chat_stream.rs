@@ -5,10 +5,11 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::answer_head::AnswerHead;
+use super::request_fields::StreamOptions;
 use super::usage::{Usage, finish_name};
 use super::{FINGERPRINT, logprobs};
 use crate::dialects::Dialect;
-use crate::dialects::timings::timings;
+use crate::dialects::timings::{AnswerClock, timings};
 use crate::generation::{Delta, Done, GenerationEvent, ToolCallPiece};
 use crate::model::ServedModel;
 use crate::running::Running;
@@ -19,18 +20,20 @@ pub(crate) struct ChatStream {
     head: AnswerHead,
     served: Arc<ServedModel>,
     choices: usize,
-    include_usage: bool,
+    options: StreamOptions,
     usage: Usage,
+    clock: AnswerClock,
 }
 
 impl ChatStream {
-    pub(crate) fn new(head: AnswerHead, running: &Running, include_usage: bool) -> ChatStream {
+    pub(crate) fn new(head: AnswerHead, running: &Running, options: StreamOptions) -> ChatStream {
         ChatStream {
             head,
             served: Arc::clone(running.served()),
             choices: running.choices(),
-            include_usage,
+            options,
             usage: Usage::new(running.prompt_tokens()),
+            clock: AnswerClock::new(running.prompt_tokens()),
         }
     }
 
@@ -42,13 +45,14 @@ impl ChatStream {
         chunk.insert("model".to_owned(), self.head.model.clone().into());
         chunk.insert("system_fingerprint".to_owned(), FINGERPRINT.into());
         chunk.insert("choices".to_owned(), choices);
-        if self.include_usage {
+        if self.options.usage {
             chunk.insert("usage".to_owned(), Value::Null);
         }
         chunk
     }
 
-    fn delta(&self, delta: Delta, out: &mut StreamBuffer) {
+    fn delta(&mut self, delta: Delta, out: &mut StreamBuffer) {
+        self.clock.token();
         let mut content = Map::new();
         let reported = logprobs::is_reported(&self.served, delta.token);
         let token = delta.logprobs.filter(|_| reported);
@@ -67,12 +71,16 @@ impl ChatStream {
         }
         let token = token.map(|found| logprobs::token(&self.served, delta.token, &found));
         let logprobs = token.map(|token| json!({ "content": [token], "refusal": null }));
-        out.json(&self.chunk(json!([{
+        let mut chunk = self.chunk(json!([{
             "index": delta.choice,
             "delta": content,
             "logprobs": logprobs,
             "finish_reason": null,
-        }])));
+        }]));
+        if self.options.timings {
+            chunk.insert("timings".to_owned(), self.clock.timings());
+        }
+        out.json(&chunk);
     }
 
     fn done(&mut self, done: &Done, out: &mut StreamBuffer) {
@@ -117,12 +125,22 @@ impl StreamEncoder for ChatStream {
             GenerationEvent::Delta(delta) => self.delta(delta, out),
             GenerationEvent::Done(done) => self.done(&done, out),
             GenerationEvent::Failed(error) => out.json(&Dialect::OpenAi.error_body(&error, None)),
+            GenerationEvent::Progress { choice, cached, computed } => {
+                let progress = self.clock.progress(cached, computed);
+                if self.options.progress {
+                    let nothing =
+                        json!({ "index": choice, "delta": {}, "logprobs": null, "finish_reason": null });
+                    let mut chunk = self.chunk(json!([nothing]));
+                    chunk.insert("prompt_progress".to_owned(), progress);
+                    out.json(&chunk);
+                }
+            }
             GenerationEvent::PromptLogprobs { .. } => {}
         }
     }
 
     fn end(&mut self, out: &mut StreamBuffer) {
-        if self.include_usage {
+        if self.options.usage {
             let mut chunk = self.chunk(json!([]));
             chunk.insert("usage".to_owned(), self.usage.json());
             out.json(&chunk);

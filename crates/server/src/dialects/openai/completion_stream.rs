@@ -8,9 +8,10 @@ use serde_json::{Map, Value, json};
 use super::FINGERPRINT;
 use super::answer_head::AnswerHead;
 use super::completion_logprobs::CompletionLogprobs;
+use super::request_fields::StreamOptions;
 use super::usage::{Usage, finish_name};
 use crate::dialects::Dialect;
-use crate::dialects::timings::timings;
+use crate::dialects::timings::{AnswerClock, timings};
 use crate::generation::GenerationEvent;
 use crate::model::ServedModel;
 use crate::running::Running;
@@ -26,8 +27,9 @@ pub(crate) struct CompletionStream {
     /// Answers to each prompt.
     choices: usize,
     answers: Vec<StreamedAnswer>,
-    include_usage: bool,
+    options: StreamOptions,
     usage: Usage,
+    clock: AnswerClock,
 }
 
 #[derive(Clone, Default)]
@@ -43,7 +45,7 @@ impl CompletionStream {
         running: &Running,
         echoed: Vec<String>,
         choices: usize,
-        include_usage: bool,
+        options: StreamOptions,
     ) -> CompletionStream {
         let begun = echoed.is_empty();
         CompletionStream {
@@ -53,8 +55,9 @@ impl CompletionStream {
             echoed,
             choices,
             answers: vec![StreamedAnswer { begun, ..StreamedAnswer::default() }; running.choices()],
-            include_usage,
+            options,
             usage: Usage::new(running.prompt_tokens()),
+            clock: AnswerClock::new(running.prompt_tokens()),
         }
     }
 
@@ -66,7 +69,7 @@ impl CompletionStream {
         chunk.insert("model".to_owned(), self.head.model.clone().into());
         chunk.insert("system_fingerprint".to_owned(), FINGERPRINT.into());
         chunk.insert("choices".to_owned(), choices);
-        if self.include_usage {
+        if self.options.usage {
             chunk.insert("usage".to_owned(), Value::Null);
         }
         chunk
@@ -96,6 +99,14 @@ impl CompletionStream {
 impl StreamEncoder for CompletionStream {
     fn event(&mut self, event: GenerationEvent, out: &mut StreamBuffer) {
         match event {
+            GenerationEvent::Progress { choice, cached, computed } => {
+                let progress = self.clock.progress(cached, computed);
+                if self.options.progress {
+                    let mut chunk = self.text(choice, "", None);
+                    chunk.insert("prompt_progress".to_owned(), progress);
+                    out.json(&chunk);
+                }
+            }
             GenerationEvent::PromptLogprobs { choice, logprobs } => {
                 for choice in choice..choice + self.choices {
                     self.begin_answer(choice, Some(&logprobs), out);
@@ -106,8 +117,12 @@ impl StreamEncoder for CompletionStream {
                 if let (Some(found), Some(answer)) = (&delta.logprobs, self.answers.get_mut(delta.choice)) {
                     answer.logprobs.add(&self.served, delta.token, Some(found));
                 }
+                self.clock.token();
                 if !delta.text.is_empty() {
-                    let chunk = self.text(delta.choice, &delta.text, None);
+                    let mut chunk = self.text(delta.choice, &delta.text, None);
+                    if self.options.timings {
+                        chunk.insert("timings".to_owned(), self.clock.timings());
+                    }
                     out.json(&chunk);
                 }
             }
@@ -123,7 +138,7 @@ impl StreamEncoder for CompletionStream {
     }
 
     fn end(&mut self, out: &mut StreamBuffer) {
-        if self.include_usage {
+        if self.options.usage {
             let mut chunk = self.chunk(json!([]));
             chunk.insert("usage".to_owned(), self.usage.json());
             out.json(&chunk);

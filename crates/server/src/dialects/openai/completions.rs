@@ -10,11 +10,11 @@ use super::FINGERPRINT;
 use super::answer_head::AnswerHead;
 use super::completion_logprobs::CompletionLogprobs;
 use super::completion_stream::CompletionStream;
-use super::request_fields::{choices, includes_usage, priority, sse_ping};
+use super::request_fields::{StreamOptions, choices, priority, shares_prefix, sse_ping};
 use super::usage::{Usage, finish_name};
 use crate::call::Call;
 use crate::dialects::timings::timings;
-use crate::dialects::{format_fields, sampling_fields};
+use crate::dialects::{format_fields, prompt_fields, sampling_fields};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Choice, Generation, Prompt};
@@ -22,10 +22,7 @@ use crate::model::ServedModel;
 use crate::stream::{self, StreamFormat};
 
 /// The most log-probabilities that are reported for a token.
-const MAX_LOGPROBS: usize = 20;
-
-/// The most prompts of a request.
-const MAX_PROMPTS: usize = 2048;
+pub(crate) const MAX_LOGPROBS: usize = 20;
 
 /// Tokens of an answer, if the request does not say.
 const DEFAULT_TOKENS: usize = 16;
@@ -45,16 +42,19 @@ pub async fn completions(call: Call) -> Result<Response, ApiError> {
     let fields = call.fields();
     let request = parse(&fields, &served)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
-    let include_usage = includes_usage(&fields)?;
+    let options = StreamOptions::new(&fields)?;
     let ping = sse_ping(&fields, call.app.limits().ping)?;
-    let CompletionRequest { generations, echo, choices } = request;
+    let CompletionRequest { mut generations, echo, choices } = request;
+    let progress = streams && options.needs_progress();
+    generations.iter_mut().for_each(|generation| generation.progress = progress);
     let echoed = if echo { echoed_texts(&served, &generations)? } else { Vec::new() };
     let running = served.generate_all(generations, &call.caller).await?;
     let head = AnswerHead::new("cmpl-", &served);
     if streams {
-        let encoder = CompletionStream::new(head, &running, echoed, choices, include_usage);
+        let encoder = CompletionStream::new(head, &running, echoed, choices, options);
         return Ok(stream::respond(running, encoder, StreamFormat::Events, ping));
     }
+    let wants_logprobs = fields.has("logprobs");
     let mut usage = Usage::new(running.prompt_tokens());
     let prompts = running.prompts().to_vec();
     let answers = running.finish().await?;
@@ -65,7 +65,13 @@ pub async fn completions(call: Call) -> Result<Response, ApiError> {
         // All answers to a prompt have its log-probabilities.
         let first = answers.get(prompt * choices).and_then(|first| first.prompt_logprobs.as_deref());
         let echoed = echoed.get(prompt).map(|text| (text.as_str(), first.unwrap_or_default()));
-        list.push(choice_json(&served, answer, echoed, prompts.get(prompt).map_or(&[], Vec::as_slice)));
+        list.push(choice_json(
+            &served,
+            answer,
+            echoed,
+            prompts.get(prompt).map_or(&[], Vec::as_slice),
+            wants_logprobs,
+        ));
     }
     Ok(Json(json!({
         "id": head.id,
@@ -82,6 +88,7 @@ pub async fn completions(call: Call) -> Result<Response, ApiError> {
 
 /// The request as [`Generation`]s.
 pub(crate) fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<CompletionRequest, ApiError> {
+    sampling_fields::refuse_unsupported(fields)?;
     let choices = choices(fields)?;
     if fields.count("best_of")?.is_some_and(|best| best > choices) {
         return Err(fields.error("best_of", "must not be larger than n: answers are not ranked"));
@@ -107,35 +114,12 @@ pub(crate) fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Co
         constraint: format_fields::constraint(fields)?,
         constraint_field: format_fields::constraint_field(fields),
         priority: priority(fields)?,
+        shares_prefix: shares_prefix(fields)?,
         ..Generation::new(Prompt::Tokens(Vec::new()))
     };
-    let prompts = prompts(fields)?;
+    let prompts = prompt_fields::prompts(fields, "prompt")?;
     let generations = prompts.into_iter().map(|prompt| Generation { prompt, ..template.clone() }).collect();
     Ok(CompletionRequest { generations, echo, choices })
-}
-
-/// The prompts: a text, tokens, or a list of either.
-fn prompts(fields: &Fields<'_>) -> Result<Vec<Prompt>, ApiError> {
-    const NAME: &str = "prompt";
-    let wrong = || fields.error(NAME, "must be a text, a list of tokens, or a list of such");
-    let token = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
-    let tokens = |list: &[Value]| list.iter().map(token).collect::<Option<Vec<u32>>>();
-    let one = |value: &Value| match value {
-        Value::String(text) => Ok(Prompt::Text(text.clone())),
-        Value::Array(list) => tokens(list).map(Prompt::Tokens).ok_or_else(wrong),
-        _ => Err(wrong()),
-    };
-    match fields.value(NAME).ok_or_else(|| fields.missing(NAME))? {
-        Value::Array(list) if list.is_empty() => Err(fields.error(NAME, "is empty")),
-        Value::Array(list) if list.len() > MAX_PROMPTS && list.iter().all(|value| !value.is_number()) => {
-            Err(fields.error(NAME, format!("has {} prompts; at most {MAX_PROMPTS} are allowed", list.len())))
-        }
-        Value::Array(list) => match tokens(list) {
-            Some(tokens) => Ok(vec![Prompt::Tokens(tokens)]),
-            None => list.iter().map(one).collect(),
-        },
-        value => Ok(vec![one(value)?]),
-    }
 }
 
 /// The texts with which answers begin.
@@ -143,7 +127,7 @@ fn echoed_texts(served: &ServedModel, generations: &[Generation]) -> Result<Vec<
     let text = |generation: &Generation| match &generation.prompt {
         Prompt::Text(text) => Ok(text.clone()),
         Prompt::Tokens(tokens) => Ok(served.model.tokenizer()?.decode(tokens)?),
-        Prompt::Chat(_) => Ok(String::new()),
+        prompt => Ok(prompt_fields::shown(served, prompt)),
     };
     generations.iter().map(text).collect()
 }
@@ -154,6 +138,7 @@ fn choice_json(
     choice: &Choice,
     echoed: Option<(&str, &[quadriga_llm::serving::TokenLogprobs])>,
     prompt: &[u32],
+    wants_logprobs: bool,
 ) -> Value {
     let mut logprobs = CompletionLogprobs::default();
     if let Some((_, found)) = echoed {
@@ -164,12 +149,10 @@ fn choice_json(
             logprobs.add(served, *token, Some(found));
         }
     }
-    let wanted = choice.tokens.iter().any(|(_, found)| found.is_some())
-        || echoed.is_some_and(|(_, found)| !found.is_empty());
     json!({
         "index": choice.done.choice,
         "text": format!("{}{}", echoed.map_or("", |(text, _)| text), choice.text),
-        "logprobs": wanted.then(|| logprobs.json()),
+        "logprobs": wants_logprobs.then(|| logprobs.json()),
         "finish_reason": finish_name(&choice.done.finish),
     })
 }

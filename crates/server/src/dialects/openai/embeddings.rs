@@ -81,7 +81,7 @@ pub(crate) fn inputs(
 }
 
 /// The first elements of a vector, which are an embedding of models that were trained so, scaled to length 1.
-fn shorten(vector: &mut Vec<f32>, dimensions: usize) {
+pub(crate) fn shorten(vector: &mut Vec<f32>, dimensions: usize) {
     vector.truncate(dimensions);
     let length = vector.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
     if length > 0.0 {

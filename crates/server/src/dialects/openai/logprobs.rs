@@ -5,6 +5,9 @@ use serde_json::{Value, json};
 
 use crate::model::ServedModel;
 
+/// The most log-probabilities that are reported for a token.
+pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
+
 /// The log-probability that stands for that of a token that is excluded, which JSON cannot express.
 const EXCLUDED: f64 = -9999.0;
 

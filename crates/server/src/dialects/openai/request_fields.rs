@@ -24,12 +24,47 @@ pub(crate) fn priority(fields: &Fields<'_>) -> Result<i32, ApiError> {
     i32::try_from(priority).map(i32::saturating_neg).map_err(|_| fields.error("priority", "is out of range"))
 }
 
-/// Whether a stream ends with a chunk of counted tokens.
-pub(crate) fn includes_usage(fields: &Fields<'_>) -> Result<bool, ApiError> {
-    match fields.object("stream_options")? {
-        Some(options) => Ok(options.flag("include_usage")?.unwrap_or(false)),
-        None => Ok(false),
+/// Whether the prompt may be found in the KV cache, and be found there by others.
+pub(crate) fn shares_prefix(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    Ok(fields.flag("cache_prompt")?.unwrap_or(true))
+}
+
+/// What the chunks of a stream have beside the answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct StreamOptions {
+    /// Whether it ends with a chunk of counted tokens.
+    pub(crate) usage: bool,
+    /// Whether there is a chunk for each part of the prompt.
+    pub(crate) progress: bool,
+    /// Whether each chunk has the speeds so far.
+    pub(crate) timings: bool,
+}
+
+impl StreamOptions {
+    pub(crate) fn new(fields: &Fields<'_>) -> Result<StreamOptions, ApiError> {
+        let usage = match fields.object("stream_options")? {
+            Some(options) => options.flag("include_usage")?.unwrap_or(false),
+            None => false,
+        };
+        Ok(StreamOptions {
+            usage,
+            progress: fields.flag("return_progress")?.unwrap_or(false),
+            timings: fields.flag("timings_per_token")?.unwrap_or(false),
+        })
     }
+
+    /// Whether the engine has to say how far it is with the prompt.
+    pub(crate) fn needs_progress(self) -> bool {
+        self.progress || self.timings
+    }
+}
+
+/// Checks the fields about streams, for routes that have none.
+pub(crate) fn check_stream(fields: &Fields<'_>) -> Result<(), ApiError> {
+    fields.flag("stream")?;
+    sse_ping(fields, NEVER)?;
+    StreamOptions::new(fields)?;
+    Ok(())
 }
 
 /// The time between two pings.

@@ -190,7 +190,7 @@ impl StreamEncoder for ResponseStream {
                 let response = self.object.failed(&error, &self.items);
                 self.send("response.failed", json!({ "response": response }), out);
             }
-            GenerationEvent::PromptLogprobs { .. } => {}
+            GenerationEvent::PromptLogprobs { .. } | GenerationEvent::Progress { .. } => {}
         }
     }
 }

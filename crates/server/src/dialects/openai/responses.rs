@@ -5,7 +5,8 @@ use std::sync::Arc;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 
-use super::request_fields::{priority, sse_ping};
+use super::logprobs::MAX_TOP_LOGPROBS;
+use super::request_fields::{check_stream, priority, shares_prefix, sse_ping};
 use super::response_items::ResponseItem;
 use super::response_object::ResponseObject;
 use super::response_stream::ResponseStream;
@@ -20,9 +21,6 @@ use crate::generation::{ChatPrompt, Choice, Generation, Prompt, ReasoningEffort}
 use crate::model::ServedModel;
 use crate::prompt::ends_with_assistant;
 use crate::stream::{self, StreamFormat};
-
-/// The most log-probabilities that are reported for a token.
-const MAX_TOP_LOGPROBS: usize = 20;
 
 /// Answers a conversation.
 pub async fn responses(call: Call) -> Result<Response, ApiError> {
@@ -47,8 +45,14 @@ pub async fn responses(call: Call) -> Result<Response, ApiError> {
     Ok(Json(object.finished(&choice.done.finish, &items, &usage)).into_response())
 }
 
+/// The schema of the body.
+pub(crate) fn request_schema() -> serde_json::Value {
+    super::schemas::response_request()
+}
+
 /// The request as a [`Generation`].
 pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generation, ApiError> {
+    check_stream(fields)?;
     for name in ["previous_response_id", "conversation", "prompt"] {
         if fields.has(name) {
             return Err(fields.error(name, "is not supported: nothing is stored, send the whole input"));
@@ -67,7 +71,7 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
         Some(effort) => ReasoningEffort::Named(effort.to_owned()),
     };
     let variables = fields.map("chat_template_kwargs")?.cloned().unwrap_or_default();
-    let chat = ChatPrompt { messages, tools, variables, continues, reasoning };
+    let chat = ChatPrompt { messages, tools, variables, continues, reasoning, ..ChatPrompt::default() };
     Ok(Generation {
         sampling: sampling_fields::sampling(fields, served)?,
         max_tokens: sampling_fields::max_tokens(fields, &["max_output_tokens"], served)?,
@@ -78,6 +82,7 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
         tool_choice,
         parallel_tool_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
         priority: priority(fields)?,
+        shares_prefix: shares_prefix(fields)?,
         ..Generation::new(Prompt::Chat(chat))
     })
 }

@@ -1,0 +1,125 @@
+//! The schemas of requests and answers.
+
+use serde_json::{Value, json};
+
+use crate::openapi::schema::{
+    answer, any_object, any_of, between, count, filled_list, flag, integer, list, nullable, one_of, request,
+    text,
+};
+
+/// The body of `/v1/messages`.
+pub(super) fn message_request() -> Value {
+    let most =
+        json!({ "max_tokens": { "type": "integer", "minimum": 1, "maximum": 9_000_000_000_000_000_i64 } });
+    request(&["messages", "max_tokens"], fields(), [most])
+}
+
+/// The body of `/v1/messages/count_tokens`.
+pub(super) fn count_request() -> Value {
+    request(&["messages"], fields(), [])
+}
+
+fn fields() -> Value {
+    let text_block = request(&["type", "text"], json!({ "type": one_of(&["text"]), "text": text() }), []);
+    let tool = request(
+        &["name", "input_schema"],
+        json!({
+            "name": text(),
+            "description": text(),
+            "input_schema": any_object(),
+            "type": one_of(&["custom"]),
+        }),
+        [],
+    );
+    let choice = request(
+        &["type"],
+        json!({
+            "type": one_of(&["auto", "any", "tool", "none"]),
+            "name": text(),
+            "disable_parallel_tool_use": flag(),
+        }),
+        [],
+    );
+    let thinking = request(
+        &["type"],
+        json!({
+            "type": one_of(&["enabled", "disabled", "adaptive"]),
+            "budget_tokens": count(),
+        }),
+        [],
+    );
+    let format =
+        request(&["type", "schema"], json!({ "type": one_of(&["json_schema"]), "schema": any_object() }), []);
+    json!({
+        "model": text(),
+        "messages": filled_list(message_schema(&text_block)),
+        "system": any_of([text(), list(text_block)]),
+        "stream": flag(),
+        "stop_sequences": list(text()),
+        "temperature": between(0.0, 3e38),
+        "top_p": { "type": "number", "exclusiveMinimum": 0, "maximum": 1 },
+        "top_k": integer(),
+        "tools": list(tool),
+        "tool_choice": choice,
+        "thinking": thinking,
+        "output_config": request(&[], json!({ "effort": text(), "format": format }), []),
+    })
+}
+
+fn message_schema(text_block: &Value) -> Value {
+    let thinking =
+        request(&["type", "thinking"], json!({ "type": one_of(&["thinking"]), "thinking": text() }), []);
+    let tool_use = request(
+        &["type", "id", "name"],
+        json!({ "type": one_of(&["tool_use"]), "id": text(), "name": text(), "input": any_object() }),
+        [],
+    );
+    let result = request(
+        &["type", "tool_use_id"],
+        json!({
+            "type": one_of(&["tool_result"]),
+            "tool_use_id": text(),
+            "content": any_of([text(), list(text_block.clone())]),
+            "is_error": flag(),
+        }),
+        [],
+    );
+    let of = |roles: &[&str], block: Value| {
+        request(
+            &["role", "content"],
+            json!({ "role": one_of(roles), "content": any_of([text(), list(block)]) }),
+            [],
+        )
+    };
+    any_of([
+        of(&["user"], any_of([text_block.clone(), result])),
+        of(&["assistant"], any_of([text_block.clone(), thinking, tool_use])),
+        of(&["system"], text_block.clone()),
+    ])
+}
+
+/// A message.
+pub(super) fn message() -> Value {
+    let usage = json!({
+        "input_tokens": count(),
+        "cache_creation_input_tokens": count(),
+        "cache_read_input_tokens": count(),
+        "output_tokens": count(),
+    });
+    let reasons = ["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"];
+    answer(json!({
+        "id": text(),
+        "type": one_of(&["message"]),
+        "role": one_of(&["assistant"]),
+        "model": text(),
+        "content": list(answer(json!({ "type": one_of(&["text", "thinking", "tool_use"]) }))),
+        "stop_reason": one_of(&reasons),
+        "stop_sequence": nullable(&text()),
+        "usage": answer(usage),
+    }))
+}
+
+/// A number of tokens.
+pub(super) fn token_count() -> Value {
+    answer(json!({ "input_tokens": count() }))
+}

@@ -1,0 +1,49 @@
+//! Tools, and which of them may or must be called.
+
+use serde_json::{Value, json};
+
+use crate::constraint::ToolChoice;
+use crate::error::ApiError;
+use crate::fields::Fields;
+
+/// The tools in the format that templates know. Those that Anthropic's own servers run are skipped.
+pub(super) fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
+    let mut all = Vec::new();
+    for tool in fields.objects("tools")?.unwrap_or_default() {
+        if tool.text("type")?.is_some_and(|kind| kind != "custom") {
+            continue;
+        }
+        let name = tool.required_text("name")?;
+        let schema = tool.map("input_schema")?.ok_or_else(|| tool.missing("input_schema"))?;
+        let mut function = json!({ "name": name, "parameters": schema });
+        if let (Some(object), Some(text)) = (function.as_object_mut(), tool.text("description")?) {
+            object.insert("description".to_owned(), text.into());
+        }
+        all.push(json!({ "type": "function", "function": function }));
+    }
+    Ok(all)
+}
+
+/// Which tools may or must be called, and whether several may be.
+pub(super) fn choice(fields: &Fields<'_>, tools: &[Value]) -> Result<(ToolChoice, bool), ApiError> {
+    let Some(choice) = fields.object("tool_choice")? else { return Ok((ToolChoice::Auto, true)) };
+    let known = ["auto", "any", "tool", "none"];
+    let kind = choice.one_of("type", &known)?.ok_or_else(|| choice.missing("type"))?;
+    let parallel = !choice.flag("disable_parallel_tool_use")?.unwrap_or(false);
+    let wanted = match kind {
+        "any" if tools.is_empty() => {
+            return Err(choice.error("type", "is \"any\", but there are no tools"));
+        }
+        "any" => ToolChoice::Required,
+        "none" => ToolChoice::None,
+        "tool" => {
+            let name = choice.required_text("name")?;
+            if !tools.iter().any(|tool| tool.pointer("/function/name") == Some(&json!(name))) {
+                return Err(choice.error("name", format!("is {name:?}, which is none of the tools")));
+            }
+            ToolChoice::Named(name.to_owned())
+        }
+        _ => ToolChoice::Auto,
+    };
+    Ok((wanted, parallel))
+}

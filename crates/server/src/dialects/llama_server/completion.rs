@@ -1,0 +1,170 @@
+//! `/completion`: text that continues prompts.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::completion_answer::{final_answer, generation_settings, selected};
+use super::completion_options::AnswerOptions;
+use super::completion_stream::CompletionStream;
+use crate::call::Call;
+use crate::dialects::openai::request_fields::{check_stream, choices, priority, sse_ping};
+use crate::dialects::{format_fields, openai, prompt_fields, sampling_fields};
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::generation::{Generation, Prompt};
+use crate::model::ServedModel;
+use crate::openapi::schema::{self, answer, any_of, count, count_between, flag, integer, list, text};
+use crate::stream::{self, StreamFormat};
+
+/// The most log-probabilities that are reported for a token.
+const MAX_PROBABILITIES: usize = 1000;
+
+/// Continues prompts.
+pub async fn completion(call: Call) -> Result<Response, ApiError> {
+    let served = call.model().await?;
+    let fields = call.fields();
+    let prompts = prompt_fields::prompts(&fields, "prompt")?;
+    respond(&call, &served, &fields, prompts).await
+}
+
+/// `/completions`: a request with a model, which OpenAI's clients always name, is one of OpenAI's.
+pub async fn completion_or_openai(call: Call) -> Result<Response, ApiError> {
+    match call.fields().has("model") {
+        true => openai::completions::completions(call).await,
+        false => completion(call).await,
+    }
+}
+
+/// Answers a request for these prompts.
+pub(super) async fn respond(
+    call: &Call,
+    served: &Arc<ServedModel>,
+    fields: &Fields<'_>,
+    prompts: Vec<Prompt>,
+) -> Result<Response, ApiError> {
+    let (generations, options) = parse_with(fields, served, prompts)?;
+    let streams = fields.flag("stream")?.unwrap_or(false);
+    let ping = sse_ping(fields, call.app.limits().ping)?;
+    let running = served.generate_all(generations, &call.caller).await?;
+    if streams {
+        let encoder = CompletionStream::new(&running, options);
+        return Ok(stream::respond(running, encoder, StreamFormat::Events, ping));
+    }
+    let answers = running.finish().await?;
+    let mut all: Vec<Value> = answers
+        .iter()
+        .map(|choice| selected(final_answer(served, choice, &options), &options.response_fields))
+        .collect();
+    let whole = if all.len() == 1 { all.swap_remove(0) } else { all.into() };
+    Ok(Json(whole).into_response())
+}
+
+/// The request as [`Generation`]s.
+pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Vec<Generation>, ApiError> {
+    let prompts = prompt_fields::prompts(fields, "prompt")?;
+    Ok(parse_with(fields, served, prompts)?.0)
+}
+
+pub(super) fn parse_with(
+    fields: &Fields<'_>,
+    served: &Arc<ServedModel>,
+    prompts: Vec<Prompt>,
+) -> Result<(Vec<Generation>, AnswerOptions), ApiError> {
+    sampling_fields::refuse_unsupported(fields)?;
+    check_stream(fields)?;
+    let choices = choices(fields)?;
+    let probabilities = fields.count("n_probs")?.or(fields.count("logprobs")?).filter(|count| *count > 0);
+    if probabilities.is_some_and(|count| count > MAX_PROBABILITIES) {
+        return Err(fields.error("n_probs", format!("must be from 0 to {MAX_PROBABILITIES}")));
+    }
+    let (timings_per_token, return_progress) = (
+        fields.flag("timings_per_token")?.unwrap_or(false),
+        fields.flag("return_progress")?.unwrap_or(false),
+    );
+    let template = Generation {
+        sampling: sampling_fields::sampling(fields, served)?,
+        max_tokens: sampling_fields::max_tokens(
+            fields,
+            &["n_predict", "max_tokens", "max_completion_tokens"],
+            served,
+        )?,
+        stops: sampling_fields::stops(fields, "stop", served)?,
+        choices,
+        logprobs: probabilities,
+        constraint: format_fields::constraint(fields)?,
+        priority: priority(fields)?,
+        shares_prefix: fields.flag("cache_prompt")?.unwrap_or(true),
+        progress: timings_per_token || return_progress,
+        ..Generation::new(Prompt::Tokens(Vec::new()))
+    };
+    let options = AnswerOptions {
+        return_tokens: fields.flag("return_tokens")?.unwrap_or(false),
+        timings_per_token,
+        return_progress,
+        response_fields: fields.texts("response_fields")?.unwrap_or_default(),
+        settings: generation_settings(&template),
+        prompts: prompts.iter().map(|prompt| shown(served, prompt)).collect(),
+        choices,
+    };
+    let generations = prompts.into_iter().map(|prompt| Generation { prompt, ..template.clone() }).collect();
+    Ok((generations, options))
+}
+
+/// A prompt as a text.
+fn shown(served: &ServedModel, prompt: &Prompt) -> Value {
+    prompt_fields::shown(served, prompt).into()
+}
+
+/// The fields of a request beside its prompt.
+pub(super) fn request_fields() -> Value {
+    json!({
+        "model": text(),
+        "stream": flag(),
+        "n_predict": integer(),
+        "max_tokens": integer(),
+        "n": count_between(1, crate::prompt::MAX_CHOICES),
+        "n_probs": count_between(0, MAX_PROBABILITIES),
+        "stop": schema::texts(),
+        "cache_prompt": flag(),
+        "return_tokens": flag(),
+        "timings_per_token": flag(),
+        "return_progress": flag(),
+        "response_fields": schema::texts(),
+        "sse_ping_interval": integer(),
+    })
+}
+
+/// The body of `/completion`.
+pub(super) fn request_schema() -> Value {
+    let prompt = json!({ "prompt": prompt_fields::schema() });
+    let shared = [request_fields(), sampling_fields::schema(), format_fields::grammar_schema()];
+    schema::request(&["prompt"], prompt, shared)
+}
+
+/// An answer, or a list of them for several prompts; `response_fields` leaves some of it out.
+pub(super) fn answer_schema() -> Value {
+    let one = json!({
+        "type": "object",
+        "properties": {
+            "index": count(),
+            "content": text(),
+            "tokens": list(schema::token()),
+            "stop": flag(),
+            "model": text(),
+            "tokens_predicted": count(),
+            "tokens_evaluated": count(),
+            "tokens_cached": count(),
+            "generation_settings": schema::any_object(),
+            "prompt": text(),
+            "truncated": flag(),
+            "stop_type": schema::one_of(&["none", "eos", "limit", "word"]),
+            "stopping_word": text(),
+            "timings": crate::dialects::timings::schema(),
+            "completion_probabilities": list(answer(json!({ "id": schema::token(), "token": text() }))),
+        },
+    });
+    any_of([one.clone(), list(one)])
+}

@@ -1,0 +1,20 @@
+//! What a completion's answer has beside the text.
+
+use serde_json::Value;
+
+/// What is asked beside the generations themselves.
+#[derive(Clone, Debug)]
+pub(super) struct AnswerOptions {
+    /// Whether whole answers have their tokens.
+    pub(super) return_tokens: bool,
+    pub(super) timings_per_token: bool,
+    pub(super) return_progress: bool,
+    /// Fields of whole answers; all if there are none.
+    pub(super) response_fields: Vec<String>,
+    /// `generation_settings`.
+    pub(super) settings: Value,
+    /// The prompts as they are shown.
+    pub(super) prompts: Vec<Value>,
+    /// Answers to each prompt.
+    pub(super) choices: usize,
+}

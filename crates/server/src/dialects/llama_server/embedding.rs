@@ -1,0 +1,95 @@
+//! `/embedding`: a vector for each text, in llama-server's own form.
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::call::Call;
+use crate::dialects::openai::embeddings;
+use crate::dialects::prompt_fields;
+use crate::embedding::EmbeddingTask;
+use crate::error::ApiError;
+use crate::openapi::schema::{answer, any_object, any_of, count, list, number, request, text, with};
+
+/// Computes a vector for each text.
+pub(super) async fn embedding(call: Call) -> Result<Json<Value>, ApiError> {
+    let served = call.model().await?;
+    let fields = call.fields();
+    let name = if fields.has("content") { "content" } else { "input" };
+    let norm = fields.integer("embd_normalize")?.unwrap_or(2);
+    if norm < 0 {
+        return Err(fields.error("embd_normalize", "must be 0 or more: embeddings are normalized"));
+    }
+    let texts = embeddings::inputs(&fields, name, &served)?;
+    let usage = call.caller.begin()?;
+    let tokens: usize = texts.iter().map(Vec::len).sum();
+    let vectors = served.embed(EmbeddingTask::Embed, texts).await?;
+    usage.charge(tokens);
+    let data: Vec<Value> = vectors
+        .into_iter()
+        .enumerate()
+        .map(|(index, vector)| json!({ "index": index, "embedding": [normalized(vector, norm)] }))
+        .collect();
+    Ok(Json(data.into()))
+}
+
+/// `/embeddings`: texts in `content` are for llama-server's form, those in `input` for OpenAI's.
+pub(super) async fn embedding_or_openai(call: Call) -> Result<Response, ApiError> {
+    match call.fields().has("content") {
+        true => Ok(embedding(call).await?.into_response()),
+        false => embeddings::embeddings(call).await,
+    }
+}
+
+/// A vector of length 1 by another norm: the largest element is 32,760 for 0, else the norm of this number.
+fn normalized(vector: Vec<f32>, norm: i64) -> Vec<f32> {
+    let size = match norm {
+        2 => return vector,
+        0 => vector.iter().fold(0.0_f64, |most, value| most.max(f64::from(value.abs()))) / 32760.0,
+        norm => {
+            let sum: f64 = vector.iter().map(|value| f64::from(value.abs()).powf(norm as f64)).sum();
+            sum.powf(1.0 / norm as f64)
+        }
+    };
+    if size == 0.0 || !size.is_finite() {
+        return vector;
+    }
+    vector.iter().map(|value| (f64::from(*value) / size) as f32).collect()
+}
+
+/// The body.
+pub(super) fn request_schema() -> Value {
+    let texts = prompt_fields::schema();
+    let fields = json!({
+        "content": texts.clone(),
+        "input": texts,
+        "embd_normalize": count(),
+        "model": text(),
+    });
+    let either = json!({ "anyOf": [{ "required": ["content"] }, { "required": ["input"] }] });
+    with(request(&[], fields, []), either)
+}
+
+/// The answer.
+pub(super) fn answer_schema() -> Value {
+    list(answer(json!({ "index": count(), "embedding": list(list(number())) })))
+}
+
+/// The answer of `/embeddings`.
+pub(super) fn either_schema() -> Value {
+    any_of([answer_schema(), any_object()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn norms_are_those_of_llama_server() {
+        let vector = || vec![0.6, -0.8];
+        assert_eq!(normalized(vector(), 2), [0.6, -0.8]);
+        assert_eq!(normalized(vector(), 0), [24570.0, -32760.0]);
+        let sum: f32 = normalized(vector(), 1).iter().map(|value| value.abs()).sum();
+        assert!((sum - 1.0).abs() < 1e-6, "{sum}");
+    }
+}

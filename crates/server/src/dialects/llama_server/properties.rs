@@ -1,0 +1,89 @@
+//! `/props`: the model, and the defaults of requests.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use quadriga_gguf::Summary;
+use serde_json::{Value, json};
+
+use super::completion_answer::generation_settings;
+use crate::app::App;
+use crate::dialects::openai::FINGERPRINT;
+use crate::error::ApiError;
+use crate::generation::{Generation, Prompt};
+use crate::model::ServedModel;
+use crate::openapi::schema::{answer, any_object, count, flag, list, text};
+
+/// Properties of the model.
+pub(super) async fn properties(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let first = app.models().loaded().first().map(|served| served.name.clone());
+    let served = app.models().find(first.as_deref()).await?;
+    Ok(Json(describe(&served)))
+}
+
+fn describe(served: &ServedModel) -> Value {
+    let defaults = Generation {
+        sampling: served.defaults.sampling.clone(),
+        max_tokens: served.defaults.max_tokens,
+        stops: served.defaults.stops.clone(),
+        ..Generation::new(Prompt::Tokens(Vec::new()))
+    };
+    let file = served.model.file();
+    let template = served.model.template();
+    let name = |token: Option<u32>| token.map(|token| served.token_text(token)).unwrap_or_default();
+    let vocabulary = served.model.tokenizer().ok().map(|tokenizer| tokenizer.vocabulary());
+    let reads = |name: &str| template.is_some_and(|template| template.reads(name));
+    let source = template.map(|template| template.source()).unwrap_or_default();
+    let reads_calls = source.contains("tool_calls");
+    json!({
+        "default_generation_settings": {
+            "n_ctx": served.context(),
+            "params": generation_settings(&defaults),
+        },
+        "total_slots": served.options.engine.sequences,
+        "model_alias": served.name,
+        "model_path": file.paths().next().map(|path| path.display().to_string()).unwrap_or_default(),
+        "model_ftype": Summary::of(file).file_type.unwrap_or_default(),
+        "chat_template": source,
+        "chat_template_caps": {
+            "supports_tools": reads("tools"),
+            "supports_tool_calls": reads_calls,
+            "supports_parallel_tool_calls": reads_calls,
+            "supports_system_role": source.contains("system"),
+            "supports_preserve_reasoning": source.contains("reasoning_content"),
+        },
+        "modalities": { "vision": false, "audio": false },
+        "bos_token": name(vocabulary.and_then(|vocabulary| vocabulary.bos)),
+        "eos_token": name(vocabulary.and_then(|vocabulary| vocabulary.eos)),
+        "build_info": FINGERPRINT,
+        "is_sleeping": false,
+    })
+}
+
+/// No adapters are ever loaded.
+pub(super) async fn adapters() -> Json<Value> {
+    Json(json!([]))
+}
+
+/// The answer of `/props`.
+pub(super) fn schema() -> Value {
+    answer(json!({
+        "default_generation_settings": answer(json!({ "n_ctx": count(), "params": any_object() })),
+        "total_slots": count(),
+        "model_alias": text(),
+        "model_path": text(),
+        "chat_template": text(),
+        "chat_template_caps": json!({ "type": "object", "additionalProperties": flag() }),
+        "modalities": answer(json!({ "vision": flag(), "audio": flag() })),
+        "bos_token": text(),
+        "eos_token": text(),
+        "build_info": text(),
+        "is_sleeping": flag(),
+    }))
+}
+
+/// The answer of `/lora-adapters`.
+pub(super) fn adapters_schema() -> Value {
+    list(any_object())
+}

@@ -1,0 +1,101 @@
+//! `/rerank`: documents by how well they answer a query, in Jina's form or, with `texts`, in that of TEI.
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use quadriga_llm::{can_rank, pair_tokens};
+use serde_json::{Value, json};
+
+use crate::call::Call;
+use crate::embedding::EmbeddingTask;
+use crate::error::{ApiError, ErrorKind};
+use crate::fields::Fields;
+use crate::openapi::schema::{self, answer, any_of, count, flag, list, number, text};
+
+/// The most documents of a request.
+const MAX_DOCUMENTS: usize = 2048;
+
+/// Sorts documents.
+pub(super) async fn rerank(call: Call) -> Result<Response, ApiError> {
+    let served = call.model().await?;
+    let fields = call.fields();
+    let query = fields.required_text("query")?;
+    let is_tei = fields.has("texts");
+    let documents = documents(&fields, if is_tei { "texts" } else { "documents" })?;
+    let most = fields.count("top_n")?.unwrap_or(usize::MAX);
+    let (of_tei, of_others) = (fields.flag("return_text")?, fields.flag("return_documents")?);
+    let with_texts = if is_tei { of_tei } else { of_others }.unwrap_or(false);
+    if !can_rank(&served.model) {
+        let message = format!("{} cannot rank: it has no classification head", served.name);
+        return Err(ApiError::new(ErrorKind::Unsupported, message));
+    }
+    let pair = |document: &String| Ok(pair_tokens(&served.model, query, document)?);
+    let pairs = documents.iter().map(pair).collect::<Result<Vec<_>, ApiError>>()?;
+    let tokens: usize = pairs.iter().map(Vec::len).sum();
+    let usage = call.caller.begin()?;
+    let scores = served.embed(EmbeddingTask::Rank, pairs).await?;
+    usage.charge(tokens);
+    let scores = scores.iter().map(|score| score.first().copied().unwrap_or(f32::NEG_INFINITY));
+    let mut sorted: Vec<(usize, f32)> = scores.enumerate().collect();
+    sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
+    sorted.truncate(most);
+    let result = |(index, score): &(usize, f32)| {
+        let text = documents.get(*index).filter(|_| with_texts);
+        match (is_tei, text) {
+            (true, None) => json!({ "index": index, "score": score }),
+            (true, Some(text)) => json!({ "index": index, "score": score, "text": text }),
+            (false, None) => json!({ "index": index, "relevance_score": score }),
+            (false, Some(text)) => {
+                json!({ "index": index, "relevance_score": score, "document": { "text": text } })
+            }
+        }
+    };
+    let results: Vec<Value> = sorted.iter().map(result).collect();
+    if is_tei {
+        return Ok(Json(Value::from(results)).into_response());
+    }
+    Ok(Json(json!({
+        "model": served.name,
+        "object": "list",
+        "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
+        "results": results,
+    }))
+    .into_response())
+}
+
+/// Texts, or objects with a text.
+fn documents(fields: &Fields<'_>, name: &str) -> Result<Vec<String>, ApiError> {
+    let list = fields.list(name)?.ok_or_else(|| fields.missing(name))?;
+    if list.is_empty() || list.len() > MAX_DOCUMENTS {
+        return Err(fields.error(name, format!("must have from 1 to {MAX_DOCUMENTS} documents")));
+    }
+    let text = |value: &Value| match value {
+        Value::String(text) => Some(text.clone()),
+        value => value.get("text").and_then(Value::as_str).map(str::to_owned),
+    };
+    let texts = list.iter().map(text).collect::<Option<Vec<_>>>();
+    texts.ok_or_else(|| fields.error(name, "must be a list of texts"))
+}
+
+/// The body.
+pub(super) fn request_schema() -> Value {
+    let document = any_of([text(), schema::request(&["text"], json!({ "text": text() }), [])]);
+    let documents = schema::with(list(document), json!({ "minItems": 1, "maxItems": MAX_DOCUMENTS }));
+    let fields = json!({
+        "query": text(),
+        "documents": documents.clone(),
+        "texts": documents,
+        "top_n": count(),
+        "return_documents": flag(),
+        "return_text": flag(),
+        "model": text(),
+    });
+    let either = json!({ "anyOf": [{ "required": ["documents"] }, { "required": ["texts"] }] });
+    schema::with(schema::request(&["query"], fields, []), either)
+}
+
+/// The answer in both forms.
+pub(super) fn answer_schema() -> Value {
+    let own = answer(json!({ "index": count(), "relevance_score": number() }));
+    let tei = answer(json!({ "index": count(), "score": number() }));
+    any_of([answer(json!({ "model": text(), "results": list(own) })), list(tei)])
+}

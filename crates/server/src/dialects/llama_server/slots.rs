@@ -1,0 +1,52 @@
+//! `/slots`: the sequences that are being computed, and room for others.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use axum::Json;
+use axum::extract::{RawQuery, State};
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::error::{ApiError, ErrorKind};
+use crate::model::ServedModel;
+use crate::openapi::schema::{answer, count, flag, integer, list};
+
+/// The slots of all models. A sequence has no fixed one: those that are being computed come first.
+pub(super) async fn slots(
+    State(app): State<Arc<App>>,
+    RawQuery(query): RawQuery,
+) -> Result<Json<Value>, ApiError> {
+    let all: Vec<Value> = app.models().loaded().iter().flat_map(|served| of_model(served)).collect();
+    let wants_room = query.is_some_and(|query| query.split('&').any(|pair| pair == "fail_on_no_slot=1"));
+    let is_free = |slot: &Value| slot.get("is_processing") == Some(&json!(false));
+    if wants_room && !all.iter().any(is_free) {
+        return Err(ApiError::new(ErrorKind::Unavailable, "no slot available"));
+    }
+    Ok(Json(all.into()))
+}
+
+fn of_model(served: &ServedModel) -> Vec<Value> {
+    let flights = served.in_flight();
+    (0..served.options.engine.sequences)
+        .map(|id| {
+            let flight = flights.get(id);
+            let decoded = flight.map_or(0, |(_, flight)| flight.generated.load(Ordering::Relaxed));
+            json!({
+                "id": id,
+                "id_task": flight.map_or(-1, |(number, _)| i64::try_from(*number).unwrap_or(-1)),
+                "n_ctx": served.context(),
+                "speculative": served.options.lookup > 0,
+                "is_processing": flight.is_some(),
+                "n_prompt_tokens": flight.map_or(0, |(_, flight)| flight.prompt_tokens),
+                "params": {},
+                "next_token": { "has_next_token": flight.is_some(), "n_decoded": decoded },
+            })
+        })
+        .collect()
+}
+
+/// The answer.
+pub(super) fn schema() -> Value {
+    list(answer(json!({ "id": count(), "id_task": integer(), "n_ctx": count(), "is_processing": flag() })))
+}

@@ -1,0 +1,150 @@
+//! Answers of `/api/chat` and `/api/generate`.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+
+use super::time;
+use crate::dialects::openai::logprobs;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::generation::{Choice, Done, FinishReason, WholeToolCall};
+use crate::model::ServedModel;
+
+/// Which of the two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum AnswerForm {
+    /// With a message.
+    Chat,
+    /// With a text.
+    Generate {
+        /// Whether the tokens of prompt and answer are returned, so that another request can go on with them.
+        has_context: bool,
+    },
+}
+
+/// What all objects of an answer have in common.
+#[derive(Clone, Debug)]
+pub(super) struct Head {
+    model: String,
+    started: Instant,
+    /// From the request to the model being there.
+    load: Duration,
+    form: AnswerForm,
+}
+
+/// A part of an answer.
+#[derive(Default)]
+pub(super) struct Part {
+    pub(super) text: String,
+    pub(super) reasoning: String,
+    pub(super) tool_calls: Vec<Value>,
+    pub(super) logprobs: Vec<Value>,
+}
+
+impl Head {
+    pub(super) fn new(
+        fields: &Fields<'_>,
+        served: &ServedModel,
+        started: Instant,
+        form: AnswerForm,
+    ) -> Result<Head, ApiError> {
+        // The model by the name that the client uses.
+        let model = fields.text("model")?.map_or_else(|| served.name.clone(), str::to_owned);
+        Ok(Head { model, started, load: started.elapsed(), form })
+    }
+
+    /// An object with a part of the answer.
+    pub(super) fn part(&self, part: Part, done: bool) -> Map<String, Value> {
+        let mut object = Map::new();
+        object.insert("model".to_owned(), self.model.clone().into());
+        object.insert("created_at".to_owned(), time::now().into());
+        let mut content = match self.form {
+            AnswerForm::Chat => Map::from_iter([
+                ("role".to_owned(), "assistant".into()),
+                ("content".to_owned(), part.text.into()),
+            ]),
+            AnswerForm::Generate { .. } => Map::from_iter([("response".to_owned(), part.text.into())]),
+        };
+        if !part.reasoning.is_empty() {
+            content.insert("thinking".to_owned(), part.reasoning.into());
+        }
+        if !part.tool_calls.is_empty() {
+            content.insert("tool_calls".to_owned(), part.tool_calls.into());
+        }
+        match self.form {
+            AnswerForm::Chat => {
+                object.insert("message".to_owned(), content.into());
+            }
+            AnswerForm::Generate { .. } => object.extend(content),
+        }
+        object.insert("done".to_owned(), done.into());
+        if !part.logprobs.is_empty() {
+            object.insert("logprobs".to_owned(), part.logprobs.into());
+        }
+        object
+    }
+
+    /// Adds how the answer ended; `tokens` are those of prompt and answer.
+    pub(super) fn finish(&self, object: &mut Map<String, Value>, done: &Done, tokens: &[u32]) {
+        let reason = match done.finish {
+            FinishReason::Length | FinishReason::Context => "length",
+            FinishReason::End | FinishReason::Stop(_) | FinishReason::ToolCalls => "stop",
+        };
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let prompt = done.times.first_token.saturating_sub(done.times.queued);
+        object.insert("done_reason".to_owned(), reason.into());
+        let numbers = [
+            ("total_duration", nanoseconds(self.started.elapsed())),
+            ("load_duration", nanoseconds(self.load)),
+            ("prompt_eval_count", done.counts.prompt as u64),
+            ("prompt_eval_duration", nanoseconds(prompt)),
+            ("eval_count", done.counts.answer as u64),
+            ("eval_duration", nanoseconds(done.times.decode)),
+        ];
+        object.extend(numbers.map(|(name, number)| (name.to_owned(), number.into())));
+        if self.form == (AnswerForm::Generate { has_context: true }) {
+            object.insert("context".to_owned(), tokens.into());
+        }
+    }
+
+    /// A whole answer.
+    pub(super) fn whole(&self, served: &ServedModel, choice: &Choice, prompt: &[u32]) -> Value {
+        let reported = choice.tokens.iter().filter(|(token, _)| logprobs::is_reported(served, *token));
+        let found =
+            reported.filter_map(|(token, found)| Some(logprobs::token(served, *token, found.as_ref()?)));
+        let part = Part {
+            text: choice.text.clone(),
+            reasoning: choice.reasoning.clone(),
+            tool_calls: choice
+                .tool_calls
+                .iter()
+                .enumerate()
+                .map(|(index, call)| tool_call(index, call))
+                .collect(),
+            logprobs: found.collect(),
+        };
+        let mut object = self.part(part, true);
+        let answer = choice.tokens.iter().map(|(token, _)| token);
+        let tokens: Vec<u32> = prompt.iter().chain(answer).copied().collect();
+        self.finish(&mut object, &choice.done, &tokens);
+        object.into()
+    }
+
+    /// The answer to a request without a prompt.
+    pub(super) fn without_answer(&self, reason: &str) -> Value {
+        let mut object = self.part(Part::default(), true);
+        object.insert("done_reason".to_owned(), reason.into());
+        object.into()
+    }
+}
+
+/// A whole call; its arguments are an object.
+pub(super) fn tool_call(index: usize, call: &WholeToolCall) -> Value {
+    let arguments = match serde_json::from_str(&call.arguments) {
+        Ok(Value::Object(arguments)) => arguments,
+        _ if call.arguments.trim().is_empty() => Map::new(),
+        _ => Map::from_iter([("arguments".to_owned(), Value::from(call.arguments.clone()))]),
+    };
+    json!({ "id": call.id, "function": { "index": index, "name": call.name, "arguments": arguments } })
+}

@@ -1,0 +1,105 @@
+//! `/api/chat`.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use quadriga_llm::template::{Message, ToolCall};
+use serde_json::{Map, Value};
+
+use super::answer::{AnswerForm, Head};
+use super::request_fields::{KeepAlive, generation, keep_alive, model, reasoning, refuse_images};
+use super::stream::AnswerStream;
+use crate::call::Call;
+use crate::dialects::format_fields;
+use crate::error::{ApiError, ErrorKind};
+use crate::fields::Fields;
+use crate::generation::{ChatPrompt, Generation, Prompt};
+use crate::model::ServedModel;
+use crate::prompt::ends_with_assistant;
+use crate::stream::{self, StreamFormat};
+
+/// Answers a conversation.
+pub async fn chat(call: Call) -> Result<Response, ApiError> {
+    let started = Instant::now();
+    let served = model(&call).await?;
+    let fields = call.fields();
+    let head = Head::new(&fields, &served, started, AnswerForm::Chat)?;
+    let keep = keep_alive(&fields)?;
+    let generation = parse(&fields, &served)?;
+    let streams = fields.flag("stream")?.unwrap_or(true);
+    match generation {
+        Some(generation) => answer(&call, &served, head, generation, streams).await,
+        None => loaded(&call, &served, &head, keep),
+    }
+}
+
+/// Answers a request.
+pub(super) async fn answer(
+    call: &Call,
+    served: &Arc<ServedModel>,
+    head: Head,
+    generation: Generation,
+    streams: bool,
+) -> Result<Response, ApiError> {
+    let running = served.generate(generation, &call.caller).await?;
+    let prompt = running.prompts().first().cloned().unwrap_or_default();
+    if streams {
+        let encoder = AnswerStream::new(head, Arc::clone(served), prompt);
+        return Ok(stream::respond(running, encoder, StreamFormat::Lines, call.app.limits().ping));
+    }
+    let choices = running.finish().await?;
+    let choice = choices.first().ok_or_else(|| ApiError::new(ErrorKind::Internal, "there is no answer"))?;
+    Ok(Json(head.whole(served, choice, &prompt)).into_response())
+}
+
+/// The answer to a request that only loads the model, which it is now, or unloads it.
+pub(super) fn loaded(
+    _call: &Call,
+    _served: &ServedModel,
+    head: &Head,
+    _keep: KeepAlive,
+) -> Result<Response, ApiError> {
+    Ok(Json(head.without_answer("load")).into_response())
+}
+
+/// The request as a [`Generation`]; `None` if it has no messages.
+pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Option<Generation>, ApiError> {
+    let messages = fields.objects("messages")?.unwrap_or_default();
+    let messages = messages.iter().map(message).collect::<Result<Vec<_>, _>>()?;
+    let tools = format_fields::tools(fields)?;
+    let continues = ends_with_assistant(&messages);
+    let is_empty = messages.is_empty();
+    let chat =
+        ChatPrompt { messages, tools, continues, reasoning: reasoning(fields)?, ..ChatPrompt::default() };
+    let generation = generation(fields, served, Prompt::Chat(chat))?;
+    Ok(Some(generation).filter(|_| !is_empty))
+}
+
+fn message(fields: &Fields<'_>) -> Result<Message, ApiError> {
+    let known = ["system", "user", "assistant", "tool"];
+    let role = fields.one_of("role", &known)?.ok_or_else(|| fields.missing("role"))?;
+    refuse_images(fields)?;
+    let calls = fields.objects("tool_calls")?.unwrap_or_default();
+    let name = match fields.text("tool_name")? {
+        Some(name) => Some(name),
+        None => fields.text("name")?,
+    };
+    Ok(Message {
+        reasoning_content: fields.text("thinking")?.map(str::to_owned),
+        tool_calls: calls.iter().map(tool_call).collect::<Result<_, _>>()?,
+        tool_call_id: fields.text("tool_call_id")?.map(str::to_owned),
+        name: name.map(str::to_owned),
+        ..Message::new(role, fields.text("content")?.unwrap_or_default())
+    })
+}
+
+fn tool_call(fields: &Fields<'_>) -> Result<ToolCall, ApiError> {
+    let function = fields.object("function")?.ok_or_else(|| fields.missing("function"))?;
+    Ok(ToolCall {
+        id: fields.text("id")?.map(str::to_owned),
+        name: function.required_text("name")?.to_owned(),
+        arguments: Value::Object(function.map("arguments")?.cloned().unwrap_or_else(Map::new)),
+    })
+}

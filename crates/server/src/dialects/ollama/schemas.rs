@@ -1,0 +1,197 @@
+//! The schemas of requests and answers.
+
+use serde_json::{Value, json};
+
+use super::request_fields::MAX_TOP_LOGPROBS;
+use crate::openapi::schema::{
+    answer, any_object, any_of, between, count, count_between, flag, integer, list, number, one_of, request,
+    text, texts, token,
+};
+
+fn options() -> Value {
+    let positive_share = || json!({ "type": "number", "exclusiveMinimum": 0, "maximum": 1 });
+    request(
+        &[],
+        json!({
+            "temperature": between(0.0, 1e30),
+            "top_k": integer(),
+            "top_p": positive_share(),
+            "min_p": between(0.0, 1.0),
+            "typical_p": positive_share(),
+            "repeat_last_n": { "type": "integer", "minimum": -1, "maximum": 9_000_000_000_000_000_i64 },
+            "repeat_penalty": { "type": "number", "exclusiveMinimum": 0, "maximum": 1e30 },
+            "presence_penalty": between(-1e30, 1e30),
+            "frequency_penalty": between(-1e30, 1e30),
+            "seed": integer(),
+            "num_predict": integer(),
+            "num_ctx": integer(),
+            "num_batch": integer(),
+            "num_gpu": integer(),
+            "num_thread": integer(),
+            "num_keep": integer(),
+            "stop": texts(),
+        }),
+        [],
+    )
+}
+
+fn common() -> Value {
+    let think = any_of([flag(), one_of(&["low", "medium", "high", "max"])]);
+    json!({
+        "model": text(),
+        "stream": flag(),
+        "format": any_of([one_of(&["", "json"]), any_object()]),
+        "options": options(),
+        "think": think,
+        "keep_alive": any_of([number(), json!({ "type": "string", "pattern": "^-?[0-9]{1,4}(ms|s|m|h)$" })]),
+        "logprobs": flag(),
+        "top_logprobs": count_between(0, MAX_TOP_LOGPROBS),
+    })
+}
+
+/// The body of `/api/chat`.
+pub(super) fn chat_request() -> Value {
+    let function = request(&["name"], json!({ "name": text(), "arguments": any_object() }), []);
+    let call = request(&["function"], json!({ "id": text(), "function": function }), []);
+    let message = request(
+        &["role"],
+        json!({
+            "role": one_of(&["system", "user", "assistant", "tool"]),
+            "content": text(),
+            "thinking": text(),
+            "tool_calls": list(call),
+            "tool_name": text(),
+            "tool_call_id": text(),
+        }),
+        [],
+    );
+    let definition =
+        request(&["name"], json!({ "name": text(), "description": text(), "parameters": any_object() }), []);
+    let tool = request(&["function"], json!({ "type": one_of(&["function"]), "function": definition }), []);
+    request(&[], json!({ "messages": list(message), "tools": list(tool) }), [common()])
+}
+
+/// The last object of `/api/chat`.
+pub(super) fn chat() -> Value {
+    answer(json!({
+        "model": text(),
+        "created_at": text(),
+        "message": answer(json!({ "role": one_of(&["assistant"]), "content": text() })),
+        "done": flag(),
+        "done_reason": one_of(&["stop", "length", "load", "unload"]),
+    }))
+}
+
+/// The body of `/api/generate`.
+pub(super) fn generate_request() -> Value {
+    let own = json!({
+        "prompt": text(),
+        "suffix": text(),
+        "system": text(),
+        "raw": flag(),
+        "context": list(token()),
+    });
+    request(&[], own, [common()])
+}
+
+/// The last object of `/api/generate`.
+pub(super) fn generate() -> Value {
+    answer(json!({
+        "model": text(),
+        "created_at": text(),
+        "response": text(),
+        "done": flag(),
+        "done_reason": one_of(&["stop", "length", "load", "unload"]),
+    }))
+}
+
+/// The body of `/api/embed`.
+pub(super) fn embed_request() -> Value {
+    let fields = json!({
+        "model": text(),
+        "input": texts(),
+        "truncate": flag(),
+        "dimensions": count(),
+        "options": any_object(),
+    });
+    request(&["input"], fields, [])
+}
+
+/// The answer of `/api/embed`.
+pub(super) fn embed() -> Value {
+    answer(json!({
+        "model": text(),
+        "embeddings": list(list(number())),
+        "total_duration": count(),
+        "load_duration": count(),
+        "prompt_eval_count": count(),
+    }))
+}
+
+/// The body of `/api/embeddings`.
+pub(super) fn embeddings_request() -> Value {
+    request(&[], json!({ "model": text(), "prompt": text() }), [])
+}
+
+/// The answer of `/api/embeddings`.
+pub(super) fn embeddings() -> Value {
+    answer(json!({ "embedding": list(number()) }))
+}
+
+/// The body of `/api/show`.
+pub(super) fn show_request() -> Value {
+    request(&[], json!({ "model": text(), "name": text(), "verbose": flag() }), [])
+}
+
+fn details() -> Value {
+    answer(json!({
+        "format": text(),
+        "family": text(),
+        "families": list(text()),
+        "parameter_size": text(),
+        "quantization_level": text(),
+    }))
+}
+
+/// The answer of `/api/show`.
+pub(super) fn show() -> Value {
+    answer(json!({
+        "modelfile": text(),
+        "parameters": text(),
+        "template": text(),
+        "details": details(),
+        "model_info": any_object(),
+        "capabilities": list(text()),
+        "modified_at": text(),
+    }))
+}
+
+/// The answer of `/api/version`.
+pub(super) fn version() -> Value {
+    answer(json!({ "version": text() }))
+}
+
+fn listed(more: Value) -> Value {
+    let mut fields = json!({
+        "name": text(),
+        "model": text(),
+        "modified_at": text(),
+        "size": count(),
+        "digest": text(),
+        "details": details(),
+    });
+    if let (Some(fields), Value::Object(more)) = (fields.as_object_mut(), more) {
+        fields.extend(more);
+    }
+    answer(json!({ "models": list(answer(fields)) }))
+}
+
+/// The answer of `/api/tags`.
+pub(super) fn tags() -> Value {
+    listed(json!({}))
+}
+
+/// The answer of `/api/ps`.
+pub(super) fn running() -> Value {
+    listed(json!({ "expires_at": text(), "size_vram": count(), "context_length": count() }))
+}

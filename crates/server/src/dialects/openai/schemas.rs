@@ -1,0 +1,281 @@
+//! The schemas of requests and answers.
+
+use serde_json::{Value, json};
+
+use super::logprobs::MAX_TOP_LOGPROBS;
+use crate::dialects::{format_fields, prompt_fields, sampling_fields, timings};
+use crate::openapi::schema::{
+    answer, any_object, any_of, count, count_between, filled_list, flag, integer, list, nullable, number,
+    one_of, request, text, texts,
+};
+use crate::prompt::MAX_CHOICES;
+
+/// Fields that all requests for text have.
+fn common() -> Value {
+    let range = i64::from(i32::MAX);
+    json!({
+        "model": text(),
+        "stream": flag(),
+        "priority": { "type": "integer", "minimum": -range, "maximum": range },
+        "sse_ping_interval": integer(),
+        "cache_prompt": flag(),
+    })
+}
+
+/// Fields of chat completions and completions.
+fn completion_fields() -> Value {
+    json!({
+        "n": count_between(1, MAX_CHOICES),
+        "max_tokens": integer(),
+        "max_completion_tokens": integer(),
+        "stop": texts(),
+        "stream_options": request(&[], json!({ "include_usage": flag() }), []),
+        "return_progress": flag(),
+        "timings_per_token": flag(),
+    })
+}
+
+/// The body of a chat completion.
+pub(super) fn chat_request() -> Value {
+    let own = json!({
+        "messages": filled_list(message()),
+        "logprobs": flag(),
+        "top_logprobs": count_between(0, MAX_TOP_LOGPROBS),
+        "reasoning_effort": text(),
+        "reasoning_budget_tokens": integer(),
+        "chat_template_kwargs": any_object(),
+    });
+    request(
+        &["messages"],
+        own,
+        [
+            common(),
+            completion_fields(),
+            sampling_fields::schema(),
+            format_fields::schema(),
+            format_fields::grammar_schema(),
+        ],
+    )
+}
+
+fn message() -> Value {
+    let part = request(&["type", "text"], json!({ "type": one_of(&["text"]), "text": text() }), []);
+    let content = any_of([text(), list(part)]);
+    let function =
+        request(&["name"], json!({ "name": text(), "arguments": any_of([text(), any_object()]) }), []);
+    let call = request(&["function"], json!({ "id": text(), "function": function }), []);
+    let roles = ["system", "developer", "user", "tool", "function"];
+    let other = json!({ "role": one_of(&roles), "content": content, "tool_call_id": text(), "name": text() });
+    let own = json!({ "role": one_of(&["assistant"]), "content": content, "reasoning_content": text() });
+    let with_calls =
+        json!({ "role": one_of(&["assistant"]), "content": content, "tool_calls": filled_list(call) });
+    any_of([
+        request(&["role", "content"], other, []),
+        request(&["role", "content"], own, []),
+        request(&["role", "tool_calls"], with_calls, []),
+    ])
+}
+
+/// A chat completion.
+pub(super) fn chat() -> Value {
+    let message = answer(json!({
+        "role": one_of(&["assistant"]),
+        "content": nullable(&text()),
+        "refusal": json!({ "type": "null" }),
+    }));
+    let choice = json!({
+        "index": count(),
+        "message": message,
+        "logprobs": nullable(&any_object()),
+        "finish_reason": one_of(&["stop", "length", "tool_calls"]),
+    });
+    answer(head("chat.completion", choice))
+}
+
+fn head(object: &str, choice: Value) -> Value {
+    json!({
+        "id": text(),
+        "object": one_of(&[object]),
+        "created": count(),
+        "model": text(),
+        "choices": list(answer(choice)),
+        "usage": usage(),
+        "system_fingerprint": text(),
+        "timings": timings::schema(),
+    })
+}
+
+fn usage() -> Value {
+    answer(json!({ "prompt_tokens": count(), "completion_tokens": count(), "total_tokens": count() }))
+}
+
+/// The body of a completion.
+pub(super) fn completion_request() -> Value {
+    let own = json!({
+        "prompt": prompt_fields::schema(),
+        "logprobs": count_between(0, super::completions::MAX_LOGPROBS),
+        "echo": flag(),
+    });
+    request(
+        &["prompt"],
+        own,
+        [common(), completion_fields(), sampling_fields::schema(), format_fields::grammar_schema()],
+    )
+}
+
+/// A completion.
+pub(super) fn completion() -> Value {
+    let choice = json!({
+        "index": count(),
+        "text": text(),
+        "logprobs": nullable(&any_object()),
+        "finish_reason": one_of(&["stop", "length"]),
+    });
+    answer(head("text_completion", choice))
+}
+
+/// The body of a request for embeddings.
+pub(super) fn embedding_request() -> Value {
+    let fields = json!({
+        "input": prompt_fields::schema(),
+        "model": text(),
+        "encoding_format": one_of(&["float", "base64"]),
+        "dimensions": { "type": "integer", "minimum": 1, "maximum": 1_000_000 },
+    });
+    request(&["input"], fields, [])
+}
+
+/// Embeddings.
+pub(super) fn embeddings() -> Value {
+    let one = json!({
+        "object": one_of(&["embedding"]),
+        "index": count(),
+        "embedding": any_of([list(number()), text()]),
+    });
+    answer(json!({
+        "object": one_of(&["list"]),
+        "model": text(),
+        "data": list(answer(one)),
+        "usage": answer(json!({ "prompt_tokens": count(), "total_tokens": count() })),
+    }))
+}
+
+/// The body of a response.
+pub(super) fn response_request() -> Value {
+    let part = request(
+        &["type", "text"],
+        json!({ "type": one_of(&["input_text", "output_text"]), "text": text() }),
+        [],
+    );
+    let content = any_of([text(), list(part)]);
+    let item = any_of([
+        request(
+            &["role", "content"],
+            json!({
+                "type": one_of(&["message"]),
+                "role": one_of(&["system", "developer", "user", "assistant"]),
+                "content": content.clone(),
+            }),
+            [],
+        ),
+        request(
+            &["type", "call_id", "name", "arguments"],
+            json!({
+                "type": one_of(&["function_call"]),
+                "call_id": text(),
+                "name": text(),
+                "arguments": text(),
+            }),
+            [],
+        ),
+        request(
+            &["type", "call_id", "output"],
+            json!({
+                "type": one_of(&["function_call_output"]),
+                "call_id": text(),
+                "output": content,
+            }),
+            [],
+        ),
+    ]);
+    let tool = request(
+        &["type", "name"],
+        json!({
+            "type": one_of(&["function"]),
+            "name": text(),
+            "description": text(),
+            "parameters": any_object(),
+        }),
+        [],
+    );
+    let format = any_of([
+        request(&["type"], json!({ "type": one_of(&["text", "json_object"]) }), []),
+        request(
+            &["type", "schema"],
+            json!({ "type": one_of(&["json_schema"]), "name": text(), "schema": any_object() }),
+            [],
+        ),
+    ]);
+    let own = json!({
+        "input": any_of([text(), filled_list(item)]),
+        "instructions": text(),
+        "max_output_tokens": integer(),
+        "tools": list(tool),
+        "parallel_tool_calls": flag(),
+        "reasoning": request(&[], json!({ "effort": text() }), []),
+        "text": request(&[], json!({ "format": format }), []),
+        "top_logprobs": count_between(0, MAX_TOP_LOGPROBS),
+        "include": list(text()),
+    });
+    request(&["input"], own, [common(), sampling_fields::schema()])
+}
+
+/// A response.
+pub(super) fn response() -> Value {
+    answer(json!({
+        "id": text(),
+        "object": one_of(&["response"]),
+        "created_at": count(),
+        "status": one_of(&["completed", "incomplete", "failed", "in_progress"]),
+        "error": nullable(&any_object()),
+        "incomplete_details": nullable(&any_object()),
+        "instructions": nullable(&text()),
+        "max_output_tokens": nullable(&integer()),
+        "metadata": any_object(),
+        "model": text(),
+        "output": list(answer(json!({
+            "id": text(),
+            "type": one_of(&["message", "reasoning", "function_call"]),
+            "status": text(),
+        }))),
+        "parallel_tool_calls": flag(),
+        "previous_response_id": json!({ "type": "null" }),
+        "temperature": number(),
+        "text": any_object(),
+        "tools": list(any_object()),
+        "top_p": number(),
+        "truncation": one_of(&["disabled"]),
+        "usage": answer(json!({
+            "input_tokens": count(),
+            "input_tokens_details": answer(json!({ "cached_tokens": count() })),
+            "output_tokens": count(),
+            "output_tokens_details": answer(json!({ "reasoning_tokens": count() })),
+            "total_tokens": count(),
+        })),
+    }))
+}
+
+/// A model.
+pub(super) fn model() -> Value {
+    answer(json!({
+        "id": text(),
+        "object": one_of(&["model"]),
+        "created": count(),
+        "owned_by": text(),
+    }))
+}
+
+/// All models.
+pub(super) fn models() -> Value {
+    answer(json!({ "object": one_of(&["list"]), "data": list(model()) }))
+}

@@ -1,0 +1,50 @@
+//! What routes make of a body, without answering it: for tests and fuzzers.
+
+use std::sync::Arc;
+
+use crate::body::JsonBody;
+use crate::dialects::{anthropic, llama_server, ollama, openai};
+use crate::error::ApiError;
+use crate::generation::Generation;
+use crate::model::ServedModel;
+use crate::prompt;
+
+/// Routes whose bodies are requests for text.
+pub const PATHS: &[&str] = &[
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/api/chat",
+    "/api/generate",
+    "/completion",
+    "/infill",
+];
+
+/// The generations that a request of one of [`PATHS`] asks for; none for another path.
+///
+/// # Errors
+/// A field is wrong.
+pub fn parse(path: &str, body: &JsonBody, served: &Arc<ServedModel>) -> Result<Vec<Generation>, ApiError> {
+    let fields = &body.fields();
+    Ok(match path {
+        "/v1/chat/completions" => vec![openai::chat::parse(fields, served)?],
+        "/v1/completions" => openai::completions::parse(fields, served)?.generations,
+        "/v1/responses" => vec![openai::responses::parse(fields, served)?],
+        "/v1/messages" => vec![anthropic::messages::parse(fields, served)?],
+        "/api/chat" => ollama::chat::parse(fields, served)?.into_iter().collect(),
+        "/api/generate" => ollama::generate::parse(fields, served)?.into_iter().collect(),
+        "/completion" => llama_server::completion::parse(fields, served)?,
+        "/infill" => llama_server::infill::parse(fields, served)?,
+        _ => Vec::new(),
+    })
+}
+
+/// The tokens of the prompts that a request has.
+///
+/// # Errors
+/// A field is wrong, or a template does not take the messages.
+pub fn prompts(path: &str, body: &JsonBody, served: &Arc<ServedModel>) -> Result<Vec<Vec<u32>>, ApiError> {
+    let generations = parse(path, body, served)?;
+    generations.iter().map(|generation| prompt::tokens(served, generation)).collect()
+}

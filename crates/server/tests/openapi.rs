@@ -1,0 +1,139 @@
+//! `/openapi.json` is true: every field that it describes is read and checked by the route, and every route is described.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+
+use common::{TestServer, Value, json};
+
+/// A value that a schema describes, as small as possible.
+fn example(schema: &Value) -> Value {
+    if let Some(first) = schema["anyOf"].get(0).filter(|_| schema["properties"].is_null()) {
+        return example(first);
+    }
+    if let Some(known) = schema["enum"].get(0) {
+        return known.clone();
+    }
+    let kind = schema["type"].as_str().or_else(|| schema["type"][0].as_str()).unwrap();
+    match kind {
+        "string" => json!("x"),
+        "integer" | "number" => json!(schema["minimum"].as_f64().unwrap_or(1.0).max(1.0) as i64),
+        "boolean" => json!(false),
+        "array" => match schema["minItems"].as_u64() {
+            Some(_) => json!([example(&schema["items"])]),
+            None => json!([]),
+        },
+        "object" => required(schema),
+        other => panic!("{other}"),
+    }
+}
+
+/// An object with the fields that must be there.
+fn required(schema: &Value) -> Value {
+    let mut names: Vec<&str> = schema["required"]
+        .as_array()
+        .map(|all| all.iter().filter_map(Value::as_str).collect())
+        .unwrap_or_default();
+    names.extend(schema["anyOf"][0]["required"].as_array().into_iter().flatten().filter_map(Value::as_str));
+    names.into_iter().map(|name| (name.to_owned(), example(&schema["properties"][name]))).collect()
+}
+
+/// A value of another type than a schema describes.
+fn wrong(schema: &Value) -> Option<Value> {
+    let text = schema.to_string();
+    let candidates = [json!({ "wrong": [{}] }), json!("wrong"), json!(true), json!([[[true]]])];
+    let kinds = ["\"object\"", "\"string\"", "\"boolean\"", "\"array\""];
+    candidates.into_iter().zip(kinds).find(|(_, kind)| !text.contains(kind)).map(|(value, _)| value)
+}
+
+fn document(server: &TestServer) -> Value {
+    let document = server.get("/openapi.json").ok();
+    assert_eq!(document["openapi"], "3.1.0");
+    document
+}
+
+/// Routes with a body, and its schema.
+fn bodies(document: &Value) -> Vec<(String, Value)> {
+    let paths = document["paths"].as_object().unwrap().iter();
+    let with_body = paths.filter_map(|(path, item)| {
+        let schema = &item["post"]["requestBody"]["content"]["application/json"]["schema"];
+        (!schema.is_null()).then(|| (path.clone(), schema.clone()))
+    });
+    with_body.collect()
+}
+
+#[test]
+fn every_field_is_read_and_checked() {
+    let server = TestServer::start();
+    let document = document(&server);
+    let mut checked = 0;
+    for (path, schema) in bodies(&document) {
+        for (name, field) in schema["properties"].as_object().unwrap() {
+            let Some(value) = wrong(field) else { continue };
+            let mut body = required(&schema);
+            // Bodies with a model are OpenAI's on routes that serve both.
+            if path == "/completions" {
+                body["model"] = Value::Null;
+            }
+            // Either of two fields has the texts; one is enough.
+            if !schema["anyOf"].is_null() && schema["anyOf"].to_string().contains(name.as_str()) {
+                body.as_object_mut().unwrap().clear();
+                if schema["properties"].get("query").is_some() {
+                    body["query"] = json!("x");
+                }
+            }
+            body[name] = value;
+            let answer = server.post(&path, &body);
+            assert_eq!(answer.status, 400, "{path}: {name} of {body}: {}", answer.text());
+            assert!(answer.text().contains(name.as_str()), "{path}: {name}: {}", answer.text());
+            checked += 1;
+        }
+        // What must be there is asked for.
+        for name in schema["required"].as_array().unwrap() {
+            let mut body = required(&schema);
+            body.as_object_mut().unwrap().remove(name.as_str().unwrap());
+            let answer = server.post(&path, &body);
+            assert_eq!(answer.status, 400, "{path} without {name}: {}", answer.text());
+            assert!(answer.text().contains(name.as_str().unwrap()), "{}", answer.text());
+        }
+    }
+    assert!(checked > 200, "{checked}");
+}
+
+#[test]
+fn nulls_are_absent_and_routes_exist() {
+    let server = TestServer::start();
+    let document = document(&server);
+    for (path, schema) in bodies(&document) {
+        let mut body = required(&schema);
+        for (name, field) in schema["properties"].as_object().unwrap() {
+            if body.get(name).is_none() && field.to_string().contains("\"null\"") {
+                body[name] = Value::Null;
+            }
+        }
+        for (name, value) in [("max_tokens", json!(1)), ("n_predict", json!(1)), ("stream", json!(false))] {
+            if schema["properties"].get(name).is_some() {
+                body[name] = value;
+            }
+        }
+        let answer = server.post(&path, &body);
+        // This model computes no embeddings, cannot rank, and cannot fill a gap.
+        assert!([200, 501].contains(&answer.status), "{path}: {body}: {} {}", answer.status, answer.text());
+    }
+    for (path, item) in document["paths"].as_object().unwrap() {
+        if !item["get"].is_null() {
+            let answer = server.get(&path.replace("{model}", "small"));
+            assert_eq!(answer.status, 200, "{path}");
+        }
+        let responses =
+            item["get"]["responses"].as_object().or(item["post"]["responses"].as_object()).unwrap();
+        assert!(responses.contains_key("200") && responses.contains_key("404"));
+    }
+}
+
+#[test]
+fn wrong_methods_name_the_right_one() {
+    let server = TestServer::start();
+    let answer = server.get("/v1/chat/completions");
+    assert_eq!((answer.status, answer.header("allow")), (405, Some("POST")));
+    assert_eq!(answer.json()["error"]["type"], "invalid_request_error");
+}

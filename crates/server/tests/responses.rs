@@ -1,0 +1,60 @@
+//! `/v1/responses`: events in the order and with the numbers that the SDK's accumulator needs, and the same response at their end.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+
+use common::{TestServer, Value, json, with};
+
+#[test]
+fn events_add_up_to_the_response() {
+    let server = TestServer::start();
+    let body = json!({ "model": "small", "input": "hello there", "max_output_tokens": 8, "seed": 1, "ignore_eos": true, "top_logprobs": 1 });
+    let whole = server.post("/v1/responses", &body).ok();
+    assert_eq!(
+        (&whole["status"], &whole["incomplete_details"]["reason"]),
+        (&json!("incomplete"), &json!("max_output_tokens"))
+    );
+    let answer = server.post("/v1/responses", &with(body, json!({ "stream": true })));
+    let events: Vec<Value> = answer
+        .events()
+        .iter()
+        .map(|(name, data)| {
+            let data: Value = serde_json::from_str(data).unwrap();
+            assert_eq!(name.as_deref(), data["type"].as_str());
+            data
+        })
+        .collect();
+    let kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    assert_eq!(
+        kinds[..4],
+        [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added"
+        ]
+    );
+    assert_eq!(
+        kinds[kinds.len() - 4..],
+        [
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.incomplete"
+        ]
+    );
+    assert!(kinds[4..kinds.len() - 4].iter().all(|kind| *kind == "response.output_text.delta"));
+    for (number, event) in events.iter().enumerate() {
+        assert_eq!(event["sequence_number"], number);
+    }
+    for event in events.iter().filter(|event| event["type"] == "response.output_text.delta") {
+        assert_eq!((&event["output_index"], &event["content_index"]), (&json!(0), &json!(0)));
+        assert!(event["logprobs"].is_array() && event["item_id"] == events[2]["item"]["id"]);
+    }
+    let text: String = events.iter().filter_map(|event| event["delta"].as_str()).collect();
+    let last = &events.last().unwrap()["response"];
+    assert_eq!(last["output"][0]["content"][0]["text"], text);
+    assert_eq!(last["output"][0]["content"], whole["output"][0]["content"]);
+    assert_eq!((&last["usage"], &last["status"]), (&whole["usage"], &whole["status"]));
+    server.assert_idle();
+}
