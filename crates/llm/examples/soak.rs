@@ -122,7 +122,7 @@ impl Soak {
                     println!("{error}");
                     self.end(id, 2);
                 }
-                Event::Prompt { .. } | Event::Embedding { .. } => {}
+                Event::Prompt { .. } | Event::Embedding { .. } | Event::Progress { .. } => {}
             }
         }
         Ok(batcher.check()?)
