@@ -27,7 +27,7 @@ fn session(tokens: usize, delta: bool, threads: usize) -> Session {
     g.output("results", results.cont());
     g.output("after", after.cont());
     let backend = Backend::builder().threads(threads).build().unwrap();
-    let mut session = Scheduler::new([backend]).plan(&g.finish().unwrap()).unwrap().session().unwrap();
+    let mut session = Scheduler::new([backend]).plan(g.finish().unwrap()).unwrap().session().unwrap();
     let mut rng = Rng::new(1);
     let mut fill = |name: &str, len: usize, low: f64, high: f64| {
         let values: Vec<f32> = (0..len).map(|_| rng.uniform(low, high) as f32).collect();

@@ -10,6 +10,9 @@ use crate::sampling_hook::SamplingHook;
 use crate::tools::{Tool, ToolRules};
 use crate::{Error, Model, Result};
 
+/// A hook that keeps an answer to the rules, and the tools with the schemas that it enforces.
+type Compiled = (Option<Box<dyn SamplingHook>>, Arc<[Tool]>);
+
 /// The hook that keeps an answer to the rules, if there can be one, and the tools with the schemas that it enforces.
 ///
 /// Tools that are not strict, and whose schemas cannot be compiled, take any object.
@@ -17,7 +20,7 @@ pub(crate) fn compile(
     model: &Model,
     rules: &ToolRules<'_>,
     splitter: &ReasoningSplitter,
-) -> Result<(Option<Box<dyn SamplingHook>>, Arc<[Tool]>)> {
+) -> Result<Compiled> {
     let first = compile_once(model, rules, splitter);
     if !matches!(first, Err(Error::Grammar { .. })) {
         return first.map(|hook| (hook, rules.tools.into()));

@@ -28,7 +28,7 @@ fn a_device_that_fails_at_every_step_delays_requests_and_fails_none() {
         for seed in 0..4 {
             let seed = 200 + 10 * kind as u64 + seed;
             // With few pages sequences are put back, and prefixes go to host memory and return.
-            let (pages, cache_ram) = if seed % 2 == 0 { (30, 0) } else { (9, 1 << 20) };
+            let (pages, cache_ram) = if seed.is_multiple_of(2) { (30, 0) } else { (9, 1 << 20) };
             let options = BatcherOptions { cache_ram, lookup: 3, ..options(4, pages) };
             let sim = Sim::new("sim:0").device();
             let mut step = 0;

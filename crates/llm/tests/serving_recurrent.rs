@@ -40,7 +40,7 @@ fn every_request_is_answered_as_if_it_were_alone() {
         for seed in 0..3 {
             let seed = 70 + 10 * kind as u64 + seed;
             // The smaller pool puts sequences back.
-            let pages = if seed % 2 == 0 { 24 } else { 9 };
+            let pages = if seed.is_multiple_of(2) { 24 } else { 9 };
             found += random_stream(model, options(5, pages), DType::F32, seed, 10).state().cached;
         }
         assert!(found > 0, "kind {kind}: no prefix was ever found");

@@ -13,6 +13,7 @@
 
 #[path = "../tests/common/load.rs"]
 mod load;
+#[allow(dead_code, unreachable_pub, reason = "the tests use all of it")]
 #[path = "../tests/common/model.rs"]
 mod model;
 

@@ -106,7 +106,7 @@ pub(crate) fn text(served: &ServedModel, generation: &Generation) -> Result<Stri
         Some((last, before)) => (last.content.as_str(), before),
         None => ("", chat.messages.as_slice()),
     };
-    let own = !before.first().is_some_and(|message| message.role == "system");
+    let own = before.first().is_none_or(|message| message.role != "system");
     let system = options.system.filter(|_| own).map(|text| Message::new("system", text));
     let messages: Vec<Message> = system.into_iter().chain(before.iter().cloned()).collect();
     let arguments = TemplateArguments { variables: options.template_variables, add_generation_prompt: true };

@@ -112,24 +112,13 @@ enum Slot {
 }
 
 /// The models of a server by name. Models that a [`ModelLoader`] knows are loaded when the first request for them comes.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct ModelRegistry {
     loader: Option<Arc<dyn ModelLoader>>,
     policy: ModelPolicy,
     slots: Arc<Mutex<BTreeMap<String, Slot>>>,
     /// One model is loaded at a time: each plan must see the memory that the one before it took.
     turn: Arc<tokio::sync::Mutex<()>>,
-}
-
-impl Default for ModelRegistry {
-    fn default() -> ModelRegistry {
-        ModelRegistry {
-            loader: None,
-            policy: ModelPolicy::default(),
-            slots: Arc::default(),
-            turn: Arc::default(),
-        }
-    }
 }
 
 impl ModelRegistry {

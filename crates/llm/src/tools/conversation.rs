@@ -26,7 +26,7 @@ impl ToolFormat {
         if tools.is_empty() || self.template.tools {
             return all;
         }
-        if !all.first().is_some_and(|message| message.role == "system") {
+        if all.first().is_none_or(|message| message.role != "system") {
             all.insert(0, Message::new("system", ""));
         }
         if let Some(system) = all.first_mut() {

@@ -10,9 +10,10 @@ pub(super) fn value(tool: Option<&Tool>, name: &str, text: &str) -> Value {
     let types = schema.map(types).unwrap_or_default();
     let parsed = serde_json::from_str::<Value>(text.trim()).ok();
     let is_text = || Value::String(text.to_owned());
+    let takes_text = |parsed: &Value| types.contains(&"string") || types.is_empty() && parsed.is_string();
     match parsed {
         Some(Value::Null) if types.contains(&"null") => Value::Null,
-        Some(parsed) if !types.contains(&"string") && !(types.is_empty() && parsed.is_string()) => parsed,
+        Some(parsed) if !takes_text(&parsed) => parsed,
         _ => is_text(),
     }
 }

@@ -4,7 +4,7 @@ use quadriga_gguf::OwnedValue;
 
 use super::config::Config;
 use super::error::{ConvertError, ConvertResult};
-use super::output::{ElementMap, OutputTensor};
+use super::output::OutputTensor;
 use super::source::{Source, TensorStore};
 
 /// The keys and tensors of a file while they are collected.
@@ -85,13 +85,6 @@ impl FileBuilder<'_> {
     pub(super) fn copy(&mut self, from: &str, to: &str) -> ConvertResult<bool> {
         let Some(source) = self.find(from)? else { return Ok(false) };
         self.push(OutputTensor::whole(to, source));
-        Ok(true)
-    }
-
-    /// Adds a tensor with a function applied to its elements, if it is there.
-    pub(super) fn copy_mapped(&mut self, from: &str, to: &str, map: ElementMap) -> ConvertResult<bool> {
-        let Some(source) = self.find(from)? else { return Ok(false) };
-        self.push(OutputTensor::whole(to, source).mapped(map));
         Ok(true)
     }
 

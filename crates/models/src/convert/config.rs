@@ -110,11 +110,6 @@ impl Config {
         value.as_f64().map(Some).ok_or_else(|| Config::wrong(keys, value, "a number"))
     }
 
-    /// The same for a key that must be there.
-    pub(super) fn number(&self, keys: &[&str]) -> ConvertResult<f64> {
-        self.find_number(keys)?.ok_or_else(|| self.missing(keys))
-    }
-
     /// A flag.
     pub(super) fn flag(&self, key: &str) -> ConvertResult<Option<bool>> {
         let Some(value) = self.value(&[key]) else { return Ok(None) };

@@ -31,10 +31,10 @@ pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
             _ => {}
         }
     }
-    if let Some(outputs) = fields.object("structured_outputs")? {
-        if let Some(constraint) = guided(&outputs, "")? {
-            return Ok(constraint);
-        }
+    if let Some(outputs) = fields.object("structured_outputs")?
+        && let Some(constraint) = guided(&outputs, "")?
+    {
+        return Ok(constraint);
     }
     if let Some(constraint) = guided(fields, "guided_")? {
         return Ok(constraint);

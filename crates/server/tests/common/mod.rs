@@ -87,7 +87,7 @@ impl TestServer {
     }
 
     pub fn of(app: App) -> TestServer {
-        TestServer::at(app, std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into())
+        TestServer::at(app, SocketAddr::from(([127, 0, 0, 1], 0)).into())
     }
 
     /// At an address; that of a Unix socket cannot be asked for.
