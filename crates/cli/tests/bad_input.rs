@@ -221,6 +221,7 @@ fn invalid_option_values_exit_with_code_2() {
         ("QUADRIGA_CUDA_FUSE", "no"),
         ("QUADRIGA_CUDA_BLAS", "2"),
         ("QUADRIGA_CUDA_GAPS", "yes"),
+        ("QUADRIGA_CUDA_TRIAL", "yes"),
         ("QUADRIGA_CUDA_KERNELS", "nvcc"),
         ("QUADRIGA_ISA", "mmx"),
     ] {

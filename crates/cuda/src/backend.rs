@@ -63,6 +63,14 @@ impl Builder {
         self
     }
 
+    /// Whether kernels are used that have been judged by an emulation only, and by no GPU yet: tiles of prompts through page
+    /// tables, the delta rule in chunks, and matrices of several heads on tensor cores [`QUADRIGA_CUDA_TRIAL`, or no].
+    #[must_use]
+    pub fn trial_kernels(mut self, trial: bool) -> Builder {
+        self.options.trial_kernels = trial;
+        self
+    }
+
     /// Where kernels come from [`QUADRIGA_CUDA_KERNELS`, or the binary].
     #[must_use]
     pub fn kernels(mut self, origin: KernelOrigin) -> Builder {

@@ -200,7 +200,8 @@ fn fp8_weights_are_scaled_by_their_blocks() {
 
 #[test]
 fn what_is_missing_or_unknown_is_named_and_no_file_is_left() {
-    let cases: &[(&str, &dyn Fn(&mut Value, &mut Vec<TestTensor>), &str)] = &[
+    type Change<'a> = &'a dyn Fn(&mut Value, &mut Vec<TestTensor>);
+    let cases: &[(&str, Change<'_>, &str)] = &[
         ("class", &|config, _| config["architectures"] = json!(["NewForCausalLM"]), "NewForCausalLM"),
         (
             "key",

@@ -1,4 +1,5 @@
 //! Quantization: the error of each type, files, options, mixes, importance matrices and interrupted runs.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 #[path = "quantizing/errors.rs"]
 mod errors;

@@ -130,7 +130,8 @@ impl Lowering<'_> {
         let (_, fault_table) = self.fault(node, "a row of the page table is out of range");
         let (_, fault_page) = self.fault(node, "an entry of the page table is out of range");
         // Each kernel leaves to the other what it does not compute: which tiles are of one sequence is known on the device.
-        let has_tiles = queries > MAX_PARTITIONED && has_dense_rows(&work.out, DType::F32, 8);
+        let is_long = self.inner.trial_kernels && queries > MAX_PARTITIONED;
+        let has_tiles = is_long && has_dense_rows(&work.out, DType::F32, 8);
         let job = PagedWork { work, pages, fault_table, fault_page, has_tiles: has_tiles.into(), unused: 0 };
         if has_tiles {
             let grid = [heads as u32, queries.div_ceil(TILE) as u32, 1];

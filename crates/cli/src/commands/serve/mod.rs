@@ -124,7 +124,6 @@ pub(crate) struct ServeArgs {
 
 /// llama-server's flags for what is always so here.
 #[derive(Clone, clap::Args)]
-#[expect(dead_code, reason = "they have no effect")]
 struct ForeignFlags {
     /// No effect: metrics are always at /metrics
     #[arg(long, hide = true)]
