@@ -69,7 +69,7 @@ enum Command {
     Run(Box<run::RunArgs>),
     /// Chat with a model
     Chat(Box<chat::ChatArgs>),
-    /// Answer requests over HTTP, with the interfaces of OpenAI, Anthropic, Ollama and llama-server
+    /// Answer requests over HTTP, as OpenAI and others do
     Serve(Box<serve::ServeArgs>),
     /// Answer a file of requests, many at once
     Batch(Box<batch::BatchArgs>),
@@ -86,7 +86,7 @@ enum Command {
     /// List the models in the cache
     #[command(alias = "ls")]
     List(pull::ListArgs),
-    /// Convert a folder of safetensors, or a repository of the hub, to a GGUF file
+    /// Convert a folder of safetensors, or a repository, to GGUF
     Convert(convert::ConvertArgs),
     /// Merge LoRA adapters into a GGUF file
     Lora(lora_merge::LoraArgs),

@@ -178,7 +178,7 @@ fn invalid_option_values_exit_with_code_2() {
         (&["--mirostat", "2"], &["--mirostat is not supported", "--top-p"]),
         (&["--samplers", "top_k"], &["--samplers is not supported"]),
         (&["--keep", "4"], &["--keep is not supported", "-c"]),
-        (&["-hf", "owner"], &["owner", "ORG/REPO:QUANT"]),
+        (&["-hf", "owner/repo"], &["--model", "--hf-repo", "cannot be used with"]),
         (&["-m", ""], &["--model"]),
         (&["--no-such-flag"], &["--no-such-flag"]),
         (&["--temprature", "1"], &["--temprature", "similar", "--temp"]),

@@ -206,13 +206,17 @@ impl Engine {
         let options = options.resolve(model)?.on(scheduler);
         let shape =
             options.shape(model, options.batch, options.output_rows, options.context * options.sequences);
-        let largest = scheduler.plan(model.graph(shape)?)?;
-        let Some(shape) = options.shape_of_sequences(model) else { return Ok(largest) };
-        let other = scheduler.plan(model.graph(shape)?)?;
+        let mut largest = scheduler.plan(model.graph(shape)?)?;
         let arenas = |plan: &Plan| -> u64 {
             (0..plan.backends().len()).map(|backend| plan.memory().arena_bytes(backend)).sum()
         };
-        Ok(if arenas(&other) > arenas(&largest) { other } else { largest })
+        for shape in options.other_largest_shapes(model, shape) {
+            let other = scheduler.plan(model.graph(shape)?)?;
+            if arenas(&other) > arenas(&largest) {
+                largest = other;
+            }
+        }
+        Ok(largest)
     }
 
     /// Plans a batch that attends to the first `visible_slots` of the KV cache at most. The options are resolved.

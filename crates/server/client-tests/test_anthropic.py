@@ -12,7 +12,7 @@ class Anthropic(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.client = anthropic.Anthropic(base_url=server.default(), api_key="none", max_retries=0, timeout=120)
-        cls.common = {"model": "smollm2", "max_tokens": 100, "temperature": 0}
+        cls.common = {"model": "smollm2", "max_tokens": 100, "extra_body": {"temperature": 0}}
 
     def test_message_and_stream(self):
         answer = self.client.messages.create(messages=server.QUESTION, **self.common)

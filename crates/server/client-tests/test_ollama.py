@@ -43,9 +43,10 @@ class Ollama(unittest.TestCase):
     def test_models(self):
         self.assertEqual([model.model for model in self.client.list().models][:1], ["smollm2"])
         self.assertIn("completion", self.client.show("smollm2").capabilities)
+        # A server with one model answers to every name; wrong options are errors.
         with self.assertRaises(ollama.ResponseError) as caught:
-            self.client.chat(model="nobody", messages=server.QUESTION)
-        self.assertEqual(caught.exception.status_code, 404)
+            self.client.chat(model="nobody", messages=server.QUESTION, options={"temperature": -1})
+        self.assertEqual(caught.exception.status_code, 400)
 
 
 if __name__ == "__main__":

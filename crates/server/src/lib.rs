@@ -5,7 +5,7 @@
 //! # async fn example(batcher: quadriga_llm::serving::Batcher) -> Result<(), Box<dyn std::error::Error>> {
 //! let model = ServedModel::start("default", batcher, Default::default(), None)?;
 //! let app = App::new(ModelRegistry::with(model), Keys::default(), Limits::default());
-//! let server = Server::bind(app, ([127, 0, 0, 1], 8080).into()).await?;
+//! let server = Server::bind(app, std::net::SocketAddr::from(([127, 0, 0, 1], 8080))).await?;
 //! let (stop, stopped) = Server::stop_handle();
 //! server.run(stopped).await;
 //! # Ok(())

@@ -272,6 +272,20 @@ impl EngineOptions {
         }
     }
 
+    /// Beside the largest batch, the shapes of steps of many sequences that may take more memory: their outputs are not the largest
+    /// logits but all of them, their argmax, or hidden states.
+    pub(super) fn other_largest_shapes(&self, model: &Model, largest: GraphShape) -> Vec<GraphShape> {
+        let mut shapes: Vec<GraphShape> = self.shape_of_sequences(model).into_iter().collect();
+        if largest.page_table.is_some() && largest.rows > 0 {
+            let whole = GraphShape { top: 0, ..largest };
+            shapes.push(whole);
+            if self.logits && model.hyperparameters().recurrent.is_none() {
+                shapes.push(GraphShape { argmax: true, ..whole });
+            }
+        }
+        shapes
+    }
+
     /// The shape of the graph for one token of every sequence, where that may take more memory than the largest batch: recurrent
     /// layers then have a copy of each state.
     pub(super) fn shape_of_sequences(&self, model: &Model) -> Option<GraphShape> {

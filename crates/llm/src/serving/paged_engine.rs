@@ -282,7 +282,10 @@ impl PagedEngine {
         let most = self.options.context.div_ceil(PAGE_SLOTS);
         let pages = pages.max(MIN_TABLE_PAGES).next_power_of_two().min(most).max(1);
         let table = PageTable { rows: bucket(sequences).min(self.options.sequences).max(sequences), pages };
-        let [logit_rows, hidden] = outputs.map(|outputs| bucket(outputs).min(tokens));
+        // The memory is planned for so many rows of outputs.
+        let planned = self.options.output_rows;
+        let [logit_rows, hidden] =
+            outputs.map(|outputs| bucket(outputs).min(tokens).min(planned.max(outputs)));
         let rows = logit_rows + hidden;
         let shape = self.options.paged_shape(&self.model, tokens, rows, table);
         let shape = match hidden {

@@ -110,7 +110,7 @@ fn options_choose_types() {
     let types = |options: &QuantizeOptions| {
         let plan = QuantizePlan::new(&file, options, None).unwrap();
         let of = |name: &str| plan.tensors.iter().find(|tensor| tensor.name == name).unwrap().to;
-        (of("token_embd.weight"), of("output.weight"), of("blk.0.attn_v.weight"))
+        (of("token_embd.weight"), of("output.weight"), of("blk.1.attn_v.weight"))
     };
     use DType::*;
     assert_eq!(types(&options("Q4_K_M")), (Q4_K, Q6_K, Q6_K));

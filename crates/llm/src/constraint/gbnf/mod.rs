@@ -9,7 +9,7 @@
 //!
 //! assert!(gbnf::to_lark("root ::= \"yes\" | \"no\" # an answer").is_ok());
 //! let error = gbnf::to_lark("root ::= item+\nitem ::= \"- \" [^\\n").unwrap_err();
-//! assert_eq!((error.line, error.column), (2, 20));
+//! assert_eq!((error.line, error.column), (2, 19));
 //! ```
 
 mod characters;
