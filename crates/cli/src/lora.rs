@@ -12,7 +12,7 @@ fn parse(text: &str) -> Outcome<(&str, f32)> {
         None => Ok((text, 1.0)),
         Some((path, scale)) => match scale.parse::<f32>() {
             Ok(scale) if scale.is_finite() => Ok((path, scale)),
-            _ => Err(Failure::Usage(format!("--lora {text}: the scale {scale:?} is no number"))),
+            _ => Err(Failure::Usage(format!("--lora {text}: the scale {scale:?} is not a number"))),
         },
     }
 }

@@ -35,7 +35,7 @@ fn a_dropped_request_without_a_stream_is_cancelled() {
     let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(body.as_bytes()).unwrap();
-    // Until it is well under way.
+    // Until some of the answer has been generated.
     while server.get("/status").ok()["requests"][0]["generated_tokens"]
         .as_u64()
         .is_none_or(|tokens| tokens < 5)

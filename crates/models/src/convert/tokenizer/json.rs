@@ -135,7 +135,7 @@ fn unigram(
             Some([Value::String(text), score]) => (text, score.as_f64()),
             _ => return Err(invalid(file, place(), "it is not a text and a score")),
         };
-        let Some(score) = score else { return Err(invalid(file, place(), "the score is no number")) };
+        let Some(score) = score else { return Err(invalid(file, place(), "the score is not a number")) };
         let kind = match () {
             () if Some(index as u64) == unknown => TokenKind::Unknown,
             () if is_byte(text) => TokenKind::Byte,
