@@ -1,16 +1,3 @@
-//! Converts any tokenizer.json.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use quadriga_models::convert::parse_tokenizer_json;
-
-fuzz_target!(|bytes: &[u8]| {
-    let Ok(json) = serde_json::from_slice(bytes) else { return };
-    match parse_tokenizer_json(&json, "tokenizer.json") {
-        Ok(vocabulary) => {
-            assert!(vocabulary.tokens.len() <= 1 << 24);
-            assert!(vocabulary.merges.iter().all(|merge| vocabulary.model != "gpt2" || merge.contains(' ')));
-        }
-        Err(error) => assert!(!error.to_string().is_empty()),
-    }
-});
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| quadriga_fuzz::tokenizer_json::run(bytes));
