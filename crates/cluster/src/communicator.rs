@@ -1,0 +1,96 @@
+//! The interface of communicators.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use crate::error::ClusterError;
+use crate::operation::{Operation, Reduction};
+
+/// How long ranks wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// A rank without a heartbeat for so long is lost. Heartbeats are sent eight times as often.
+    pub silence: Duration,
+    /// An operation that takes longer has failed, although all ranks are alive; `None` waits as long as they are.
+    pub operation: Option<Duration>,
+    /// How long ranks wait for each other at the start.
+    pub start: Duration,
+}
+
+impl Default for Limits {
+    /// 10 s of silence, any time for an operation, two minutes to start.
+    fn default() -> Limits {
+        Limits { silence: Duration::from_secs(10), operation: None, start: Duration::from_secs(120) }
+    }
+}
+
+/// The ranks of a cluster, seen from one of them.
+///
+/// Operations are started in the same order on all ranks, and by one thread at a time on each; calls of several threads
+/// wait for each other. After an error of a run every operation fails with it.
+pub trait Communicator: Send + Sync + Debug {
+    /// This rank's number, from 0.
+    fn rank(&self) -> usize;
+
+    /// The number of ranks.
+    fn size(&self) -> usize;
+
+    /// Starts an operation, does other work while it runs, and waits for it: its memory is borrowed until it is complete.
+    /// If the work panics, the operation is waited for all the same.
+    ///
+    /// # Errors
+    /// Arguments that cannot be right, a rank that is lost, failed or late, or an error of the transport.
+    fn overlapped(&self, operation: Operation<'_>, work: &mut dyn FnMut()) -> Result<(), ClusterError>;
+
+    /// Reports an error of this rank: the others' operations fail with [`ClusterError::RankFailed`] and this text.
+    fn fail(&self, message: &str);
+
+    /// The error that ended the communication, if one has: also between operations.
+    fn failure(&self) -> Option<ClusterError>;
+
+    /// The machine of a rank.
+    fn host(&self, rank: usize) -> &str;
+
+    /// Runs an operation.
+    ///
+    /// # Errors
+    /// As [`Communicator::overlapped`].
+    fn run(&self, operation: Operation<'_>) -> Result<(), ClusterError> {
+        self.overlapped(operation, &mut || {})
+    }
+
+    /// Replaces each value by its sum over all ranks, the same bits on each.
+    ///
+    /// # Errors
+    /// As [`Communicator::overlapped`].
+    fn all_reduce(&self, values: &mut [f32]) -> Result<(), ClusterError> {
+        self.run(Operation::AllReduce { values, reduction: Reduction::Sum })
+    }
+
+    /// Replaces bytes by those of `root`.
+    ///
+    /// # Errors
+    /// As [`Communicator::overlapped`].
+    fn broadcast(&self, bytes: &mut [u8], root: usize) -> Result<(), ClusterError> {
+        self.run(Operation::Broadcast { bytes, root })
+    }
+
+    /// A message of any length of `root` to all: its length, then its bytes. Other ranks' messages are replaced.
+    ///
+    /// # Errors
+    /// As [`Communicator::overlapped`].
+    fn broadcast_message(&self, message: &mut Vec<u8>, root: usize) -> Result<(), ClusterError> {
+        let mut length = (message.len() as u64).to_le_bytes();
+        self.broadcast(&mut length, root)?;
+        message.resize(u64::from_le_bytes(length) as usize, 0);
+        self.broadcast(message, root)
+    }
+
+    /// Waits until all ranks have called it.
+    ///
+    /// # Errors
+    /// As [`Communicator::overlapped`].
+    fn barrier(&self) -> Result<(), ClusterError> {
+        self.all_reduce(&mut [0.0])
+    }
+}

@@ -1,0 +1,56 @@
+//! How this process was started.
+
+use std::env;
+
+/// The family of the launcher that started this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launch {
+    /// Open MPI's `mpirun`.
+    OpenMpi,
+    /// Hydra, the `mpirun` of MPICH and its relatives, or another that speaks PMI.
+    Mpich,
+    /// Slurm's `srun`, or another that speaks PMIx, which both families understand.
+    Pmix,
+}
+
+/// The launcher that started this process, and as one of how many ranks; `None` if it was started alone.
+pub fn launched() -> Option<(Launch, usize)> {
+    launch_of(|name| env::var(name).ok())
+}
+
+fn launch_of(variable: impl Fn(&str) -> Option<String>) -> Option<(Launch, usize)> {
+    let ranks = |name: &str| variable(name)?.parse::<usize>().ok().filter(|ranks| *ranks > 1);
+    if let Some(ranks) = ranks("OMPI_COMM_WORLD_SIZE") {
+        Some((Launch::OpenMpi, ranks))
+    } else if let Some(ranks) = ranks("PMI_SIZE") {
+        Some((Launch::Mpich, ranks))
+    } else {
+        // Without PMIx, srun starts processes that know nothing of each other.
+        variable("PMIX_RANK")?;
+        ranks("SLURM_STEP_NUM_TASKS").map(|ranks| (Launch::Pmix, ranks))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(variables: &[(&str, &str)]) -> Option<(Launch, usize)> {
+        launch_of(|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    #[test]
+    fn a_process_alone_is_no_rank() {
+        assert_eq!(launch(&[]), None);
+        assert_eq!(launch(&[("PMI_SIZE", "1")]), None);
+        assert_eq!(launch(&[("OMPI_COMM_WORLD_SIZE", "x")]), None);
+        assert_eq!(launch(&[("SLURM_STEP_NUM_TASKS", "4")]), None);
+    }
+
+    #[test]
+    fn launchers_are_told_by_their_variables() {
+        assert_eq!(launch(&[("OMPI_COMM_WORLD_SIZE", "2"), ("PMIX_RANK", "0")]), Some((Launch::OpenMpi, 2)));
+        assert_eq!(launch(&[("PMI_SIZE", "4")]), Some((Launch::Mpich, 4)));
+        assert_eq!(launch(&[("PMIX_RANK", "1"), ("SLURM_STEP_NUM_TASKS", "2")]), Some((Launch::Pmix, 2)));
+    }
+}

@@ -1,0 +1,370 @@
+//! The communication thread: starts and polls operations, sends and watches heartbeats.
+
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::abi::Handle;
+use super::beats::Beats;
+use super::request::{Done, RawOperation};
+use super::setup::{Facts, Started, constant};
+use crate::communicator::Limits;
+use crate::error::ClusterError;
+use crate::operation::Reduction;
+use crate::watch::{Failure, Watch, lock};
+
+/// What the communication thread is told to do. Each command is answered.
+pub(super) enum Command {
+    Run(RawOperation, Arc<Done>),
+    Fail(String, Arc<Done>),
+    Finish(Arc<Done>),
+    Abort(i32, Arc<Done>),
+}
+
+/// The connection between a communicator and its thread.
+#[derive(Default)]
+pub(super) struct Link {
+    pub(super) failure: Failure,
+    queue: Mutex<Queue>,
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    commands: VecDeque<Command>,
+    ended: bool,
+}
+
+impl Link {
+    pub(super) fn push(&self, command: Command) {
+        let mut queue = lock(&self.queue);
+        if queue.ended {
+            drop(queue);
+            command.done().set(Err(self.failure.get().unwrap_or(ClusterError::Ended)));
+            return;
+        }
+        queue.commands.push_back(command);
+        drop(queue);
+        self.wake.notify_one();
+    }
+
+    /// The next command; waits for one until a time.
+    fn next(&self, until: Instant) -> Option<Command> {
+        let mut queue = lock(&self.queue);
+        loop {
+            if let Some(command) = queue.commands.pop_front() {
+                return Some(command);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            queue = self.wake.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Answers everything that is left, and everything that comes.
+    fn end(&self) {
+        let commands = {
+            let mut queue = lock(&self.queue);
+            queue.ended = true;
+            std::mem::take(&mut queue.commands)
+        };
+        for command in commands {
+            command.done().set(Err(self.failure.get().unwrap_or(ClusterError::Ended)));
+        }
+    }
+}
+
+impl Command {
+    fn done(&self) -> &Done {
+        match self {
+            Command::Run(_, done)
+            | Command::Fail(_, done)
+            | Command::Finish(done)
+            | Command::Abort(_, done) => done,
+        }
+    }
+}
+
+/// The state of the communication thread.
+pub(super) struct Progress<H: Handle> {
+    started: Started<H>,
+    hosts: Vec<String>,
+    rank: usize,
+    link: Arc<Link>,
+    limits: Limits,
+    beats: Beats<H>,
+    watch: Watch,
+    next_beat: Instant,
+    /// The operations that MPI works on: with their request and start.
+    active: Vec<Active<H>>,
+    /// An operation was given up while MPI worked on it. MPI must not be called again, except to end the process: any call
+    /// could write to memory that is no longer borrowed.
+    abandoned: bool,
+}
+
+struct Active<H> {
+    /// Keeps the lengths that MPI reads.
+    operation: RawOperation,
+    request: H,
+    since: Instant,
+    done: Arc<Done>,
+}
+
+impl<H: Handle> Progress<H> {
+    pub(super) fn new(
+        started: Started<H>,
+        facts: &Facts,
+        link: Arc<Link>,
+        limits: Limits,
+    ) -> Result<Progress<H>, ClusterError> {
+        let size = facts.hosts.len();
+        let beats = match &facts.segment {
+            Some(segment) => Beats::Shared(Arc::clone(segment)),
+            None => Beats::messages(&started.api, started.beats, facts.rank, size)?,
+        };
+        let now = Instant::now();
+        Ok(Progress {
+            started,
+            hosts: facts.hosts.clone(),
+            rank: facts.rank,
+            link,
+            limits,
+            beats,
+            watch: Watch::new(size, limits.silence, now),
+            next_beat: now,
+            active: Vec::new(),
+            abandoned: false,
+        })
+    }
+
+    /// Serves commands until the end.
+    pub(super) fn serve(&mut self) {
+        // If this thread panics, nobody may wait for it.
+        let _end = EndOnDrop(Arc::clone(&self.link));
+        let mut polls = 0u32;
+        loop {
+            let idle = self.active.is_empty();
+            let until = if idle { self.next_beat } else { Instant::now() };
+            match self.link.next(until) {
+                Some(Command::Run(operation, done)) => self.begin(operation, done),
+                Some(Command::Fail(message, done)) => {
+                    self.report(&message);
+                    done.set(Ok(()));
+                }
+                Some(Command::Finish(done)) => {
+                    let result = self.finish();
+                    let ended = result.is_ok();
+                    done.set(result);
+                    if ended {
+                        return;
+                    }
+                }
+                Some(Command::Abort(code, done)) => {
+                    // SAFETY: MPI has not been finalized, or this thread would have ended.
+                    unsafe { (self.started.api.functions.abort)(self.started.api.constants.world, code) };
+                    done.set(Ok(()));
+                }
+                None => {}
+            }
+            self.poll();
+            if Instant::now() >= self.next_beat {
+                self.look_around();
+            }
+            polls = polls.wrapping_add(1);
+            if !self.active.is_empty() && polls.is_multiple_of(64) {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Starts an operation.
+    fn begin(&mut self, operation: RawOperation, done: Arc<Done>) {
+        if let Some(failure) = self.link.failure.get() {
+            return done.set(Err(failure));
+        }
+        let mut request = self.started.operations;
+        match self.call(&operation, &mut request) {
+            Ok(()) => self.active.push(Active { operation, request, since: Instant::now(), done }),
+            Err(error) => done.set(Err(self.link.failure.set(error))),
+        }
+    }
+
+    fn call(&self, operation: &RawOperation, request: &mut H) -> Result<(), ClusterError> {
+        let api = &self.started.api;
+        let (f, c, comm) = (&api.functions, &api.constants, self.started.operations);
+        let reduction = |reduction: Reduction| match reduction {
+            Reduction::Sum => c.sum,
+            Reduction::Max => c.max,
+        };
+        // SAFETY: the memory is borrowed until the operation is done, and the lists of lengths are kept with the request.
+        // Lengths and ranks have been checked.
+        unsafe {
+            match operation {
+                RawOperation::AllReduce { values, count, reduction: of } => {
+                    let in_place = constant::<c_void>(c.in_place).cast_const();
+                    let code = (f.iallreduce)(
+                        in_place,
+                        values.cast(),
+                        *count,
+                        c.float,
+                        reduction(*of),
+                        comm,
+                        request,
+                    );
+                    api.check("MPI_Iallreduce", code)
+                }
+                RawOperation::AllGather { part, count, lengths, starts, whole } => {
+                    let (to, starts, lengths) = (whole.cast(), starts.as_ptr(), lengths.as_ptr());
+                    let code = (f.iallgatherv)(
+                        part.cast(),
+                        *count,
+                        c.byte,
+                        to,
+                        lengths,
+                        starts,
+                        c.byte,
+                        comm,
+                        request,
+                    );
+                    api.check("MPI_Iallgatherv", code)
+                }
+                RawOperation::ReduceScatter { values, lengths, part } => {
+                    let (from, to) = (values.cast(), part.cast());
+                    let code = (f.ireduce_scatter)(from, to, lengths.as_ptr(), c.float, c.sum, comm, request);
+                    api.check("MPI_Ireduce_scatter", code)
+                }
+                RawOperation::Broadcast { bytes, count, root } => {
+                    api.check("MPI_Ibcast", (f.ibcast)(bytes.cast(), *count, c.byte, *root, comm, request))
+                }
+                RawOperation::Send { bytes, count, to, tag } => {
+                    api.check("MPI_Isend", (f.isend)(bytes.cast(), *count, c.byte, *to, *tag, comm, request))
+                }
+                RawOperation::Receive { bytes, count, from, tag } => api
+                    .check("MPI_Irecv", (f.irecv)(bytes.cast(), *count, c.byte, *from, *tag, comm, request)),
+            }
+        }
+    }
+
+    /// Completes the operations that MPI has completed, or gives them up.
+    fn poll(&mut self) {
+        if self.abandoned || self.active.is_empty() {
+            return;
+        }
+        let mut failed = self.link.failure.get();
+        let api = &self.started.api;
+        let mut left = Vec::new();
+        for mut active in self.active.drain(..) {
+            let mut complete = 0;
+            // SAFETY: an active request whose memory is borrowed.
+            let code = unsafe {
+                (api.functions.test)(
+                    &mut active.request,
+                    &mut complete,
+                    constant(api.constants.status_ignore),
+                )
+            };
+            let late = self.limits.operation.filter(|limit| active.since.elapsed() >= *limit);
+            match api.check("MPI_Test", code) {
+                Ok(()) if complete != 0 => active.done.set(Ok(())),
+                Ok(()) => {
+                    if let Some(limit) = late {
+                        failed.get_or_insert(ClusterError::Deadline {
+                            operation: active.operation.name(),
+                            seconds: limit.as_secs(),
+                            missing: "a rank did not take part, although all send heartbeats".to_owned(),
+                        });
+                    }
+                    left.push(active);
+                }
+                Err(error) => {
+                    failed.get_or_insert(error);
+                    left.push(active);
+                }
+            }
+        }
+        self.active = left;
+        if let Some(failed) = failed {
+            self.give_up(failed);
+        }
+    }
+
+    /// Ends all operations with an error.
+    fn give_up(&mut self, error: ClusterError) {
+        let error = self.link.failure.set(error);
+        self.abandoned |= !self.active.is_empty();
+        for active in self.active.drain(..) {
+            active.done.set(Err(error.clone()));
+        }
+    }
+
+    /// Sends a heartbeat, and looks for those of others.
+    fn look_around(&mut self) {
+        let now = Instant::now();
+        self.next_beat = now + self.watch.interval();
+        if self.abandoned {
+            return;
+        }
+        if let Err(error) = self.heartbeat(now) {
+            self.give_up(error);
+        }
+    }
+
+    fn heartbeat(&mut self, now: Instant) -> Result<(), ClusterError> {
+        let api = &self.started.api;
+        let own = match self.link.failure.get() {
+            Some(ClusterError::RankFailed { rank, message, .. }) if rank == self.rank => Some(message),
+            // Others notice for themselves.
+            Some(_) => return Ok(()),
+            None => None,
+        };
+        self.beats.send(api, own.as_deref())?;
+        let host = |rank: usize| self.hosts.get(rank).cloned().unwrap_or_default();
+        if let Some((rank, message)) = self.beats.receive(api)? {
+            return Err(ClusterError::RankFailed { rank, host: host(rank), message });
+        }
+        let numbers = self.beats.numbers(self.hosts.len());
+        if let Some((rank, silent)) = self.watch.look(numbers.into_iter(), self.rank, now) {
+            return Err(ClusterError::RankLost { rank, host: host(rank), seconds: silent.as_secs() });
+        }
+        Ok(())
+    }
+
+    /// Tells the others of an error of this rank.
+    fn report(&mut self, message: &str) {
+        if self.abandoned {
+            return;
+        }
+        if self.beats.send(&self.started.api, Some(message)).is_ok() {
+            self.beats.drain(&self.started.api, Instant::now() + Duration::from_secs(1));
+        }
+    }
+
+    /// Ends MPI, together with all others.
+    fn finish(&mut self) -> Result<(), ClusterError> {
+        self.link.failure.check()?;
+        let Started { api, operations, .. } = &self.started;
+        self.beats.drain(api, Instant::now() + Duration::from_secs(1));
+        // SAFETY: all ranks have met, so that none fails to come here; no operation is active.
+        unsafe {
+            api.check("MPI_Barrier", (api.functions.barrier)(*operations))?;
+            if !self.beats.free(api) {
+                return Err(ClusterError::Ended);
+            }
+            api.check("MPI_Finalize", (api.functions.finalize)())
+        }
+    }
+}
+
+struct EndOnDrop(Arc<Link>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.failure.set(ClusterError::Ended);
+        }
+        self.0.end();
+    }
+}
