@@ -1,0 +1,98 @@
+//! Pages of the KV cache as bytes and as rows: read, written and copied.
+
+use quadriga_graph::PAGE_SLOTS;
+use quadriga_runtime::PlanKey;
+
+use super::super::page_pool::PageId;
+use super::PagedEngine;
+use crate::Result;
+use crate::engine::{SCRAP_PAGES, row_copies};
+use crate::models::PageTable;
+
+/// The keys of the graphs that copy a page, of all layers or of those with a window: no step is this large.
+const COPY_KEYS: [PlanKey; 2] = [PlanKey([u64::MAX; 4]), PlanKey([u64::MAX - 1; 4])];
+
+impl PagedEngine {
+    /// The bytes of a page in all states.
+    pub(in crate::serving) fn page_bytes(&self) -> usize {
+        self.page_parts().iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// The states that have rows for slots: their names, and the bytes of a page.
+    pub(super) fn page_parts(&self) -> Vec<(String, usize)> {
+        self.parts_of(
+            self.options.paged_shape(&self.model, 1, 1, PageTable { rows: 1, pages: 1 }).cache_slots,
+        )
+    }
+
+    pub(super) fn parts_of(&self, slots: usize) -> Vec<(String, usize)> {
+        let mut states = self.session.states();
+        states.retain(|state| state.shape.dims().first() == Some(&slots));
+        states.into_iter().map(|state| (state.name, state.bytes / slots.max(1) * PAGE_SLOTS)).collect()
+    }
+
+    /// Reads the keys and values of a page.
+    pub(in crate::serving) fn read_page(&mut self, page: PageId) -> Result<Vec<u8>> {
+        self.secure_results()?;
+        let mut content = Vec::with_capacity(self.page_bytes());
+        for (name, bytes) in self.page_parts() {
+            let start = content.len();
+            content.resize(start + bytes, 0);
+            if let Some(into) = content.get_mut(start..) {
+                self.session.read_state_at(&name, page as usize * bytes, into)?;
+            }
+        }
+        Ok(content)
+    }
+
+    /// Writes what [`PagedEngine::read_page`] has read, to the same page or to another one.
+    pub(in crate::serving) fn write_page(&mut self, page: PageId, content: &[u8]) -> Result<()> {
+        self.secure_results()?;
+        let mut rest = content;
+        for (name, bytes) in self.page_parts() {
+            let Some((part, after)) = rest.split_at_checked(bytes) else { break };
+            self.session.write_state_at(&name, page as usize * bytes, part)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Copies a page, on the devices that have it.
+    pub(in crate::serving) fn copy_page(&mut self, from: PageId, to: PageId) -> Result<()> {
+        let [key, _] = COPY_KEYS;
+        self.copy_rows(key, &self.page_parts(), from, to)
+    }
+
+    /// Copies a page of layers with a window that have pages of their own.
+    pub(in crate::serving) fn copy_window_page(&mut self, from: PageId, to: PageId) -> Result<()> {
+        let [_, key] = COPY_KEYS;
+        let slots = self.options.window_pages(self.model.hyperparameters()).unwrap_or(0) + SCRAP_PAGES;
+        self.copy_rows(key, &self.parts_of(slots * PAGE_SLOTS), from, to)
+    }
+
+    pub(super) fn copy_rows(
+        &mut self,
+        key: PlanKey,
+        parts: &[(String, usize)],
+        from: PageId,
+        to: PageId,
+    ) -> Result<()> {
+        self.secure_results()?;
+        let mut states = self.session.states();
+        states.retain(|state| parts.iter().any(|(name, _)| *name == state.name));
+        if states.is_empty() {
+            return Ok(());
+        }
+        self.session.prepare_with(key, || row_copies(&states, PAGE_SLOTS), &mut |_| {})?;
+        for (name, page) in [("from", from), ("to", to)] {
+            let first = page as usize * PAGE_SLOTS;
+            let rows: Vec<i32> = (first..first + PAGE_SLOTS).map(|row| row as i32).collect();
+            self.session.set(name, rows.as_slice())?;
+        }
+        let started = self.session.start();
+        // After an error, too: whatever a device still does with the pages has ended then.
+        let waited = self.session.wait();
+        started?;
+        Ok(waited?)
+    }
+}

@@ -1,0 +1,155 @@
+//! The inputs of the graph of a step.
+
+use quadriga_graph::PAGE_SLOTS;
+
+use super::super::window_pages::WindowPages;
+use super::{PagedEngine, StepSequence, StepToken};
+use crate::Result;
+use crate::engine::SCRAP_PAGES;
+use crate::models::{GraphShape, PageTable};
+
+#[derive(Default)]
+pub(super) struct StepInputs {
+    tokens: Vec<i32>,
+    positions: Vec<i32>,
+    slots: Vec<i32>,
+    spans: Vec<i32>,
+    window_spans: Vec<i32>,
+    pages: Vec<i32>,
+    window_slots: Vec<i32>,
+    window_pages: Vec<i32>,
+    rows: Vec<i32>,
+    /// The rows of recurrent states that each sequence reads and writes.
+    state_rows: Vec<[i32; 2]>,
+    pieces: Vec<i32>,
+}
+
+impl PagedEngine {
+    /// Notes which rows of recurrent states the next batch reads and writes: at least as many as it has sequences.
+    pub(in crate::serving) fn set_pieces<'r>(&mut self, rows: impl Iterator<Item = &'r [usize; 2]>) {
+        self.inputs.state_rows.clear();
+        self.inputs.state_rows.extend(rows.map(|rows| rows.map(|row| row as i32)));
+    }
+
+    /// Fills the graph's inputs, and returns the row of each output. Rows without a token see nothing, and write to slots that
+    /// nobody reads.
+    pub(super) fn fill(
+        &mut self,
+        tokens: &[StepToken],
+        sequences: &[StepSequence<'_>],
+        shape: &GraphShape,
+    ) -> Vec<usize> {
+        let hyper = self.model.hyperparameters();
+        let window = hyper.window_span();
+        let inputs = &mut self.inputs;
+        for list in [
+            &mut inputs.tokens,
+            &mut inputs.positions,
+            &mut inputs.slots,
+            &mut inputs.spans,
+            &mut inputs.window_spans,
+            &mut inputs.pages,
+            &mut inputs.window_slots,
+            &mut inputs.window_pages,
+            &mut inputs.rows,
+        ] {
+            list.clear();
+        }
+        let (mut output_rows, mut unused) = (Vec::new(), 0);
+        inputs.rows.resize(shape.rows, 0);
+        let (mut outputs, mut hidden_outputs) = (0, shape.logit_rows.min(shape.rows));
+        for row in 0..shape.tokens.max(tokens.len()) {
+            let token = tokens.get(row).copied();
+            if let Some(token) = token.filter(|token| token.output) {
+                let next = if token.hidden { &mut hidden_outputs } else { &mut outputs };
+                if let Some(into) = inputs.rows.get_mut(*next) {
+                    *into = row as i32;
+                }
+                output_rows.push(if shape.selects_rows() { *next } else { row });
+                *next += 1;
+            }
+            let used = token.and_then(|token| Some((token, sequences.get(token.sequence)?)));
+            let Some((StepToken { token, position, sequence, .. }, StepSequence { pages, window_pages, .. })) =
+                used
+            else {
+                inputs.tokens.push(0);
+                inputs.positions.push(0);
+                inputs.slots.push((unused % (SCRAP_PAGES * PAGE_SLOTS)) as i32);
+                inputs.window_slots.push((unused % (SCRAP_PAGES * PAGE_SLOTS)) as i32);
+                inputs.spans.extend([0; 3]);
+                inputs.window_spans.extend([0; 3]);
+                unused += 1;
+                continue;
+            };
+            let page = pages.get(position / PAGE_SLOTS).copied().unwrap_or(0) as usize;
+            let end = position as i32 + 1;
+            let first = window.map_or(0, |window| window.first(position));
+            inputs.tokens.push(token as i32);
+            inputs.positions.push(position as i32);
+            inputs.slots.push((page * PAGE_SLOTS + position % PAGE_SLOTS) as i32);
+            let page = window_pages.and_then(|own| own.get(position / PAGE_SLOTS)).unwrap_or(0) as usize;
+            inputs.window_slots.push((page * PAGE_SLOTS + position % PAGE_SLOTS) as i32);
+            inputs.spans.extend([0, end, sequence as i32]);
+            inputs.window_spans.extend([first as i32, end, sequence as i32]);
+        }
+        let table = shape.page_table.unwrap_or(PageTable { rows: 0, pages: 0 });
+        for row in 0..table.rows {
+            let pages = sequences.get(row).map_or(&[][..], |sequence| sequence.pages);
+            inputs.pages.extend(pages.iter().map(|page| *page as i32));
+            inputs.pages.resize((row + 1) * table.pages, 0);
+            let own = sequences.get(row).and_then(|sequence| sequence.window_pages);
+            let (first, pages) = own.map_or((0, &[][..]), WindowPages::parts);
+            // Nobody looks at those before the window.
+            inputs.window_pages.resize(row * table.pages + first.min(table.pages), 0);
+            inputs.window_pages.extend(pages.iter().map(|page| *page as i32));
+            inputs.window_pages.resize((row + 1) * table.pages, 0);
+        }
+        output_rows
+    }
+
+    /// Sets the graph's inputs; with `chained`, its tokens are the results of the step before.
+    pub(super) fn set_inputs(&mut self, shape: &GraphShape, chained: bool) -> Result<()> {
+        let StepInputs {
+            tokens,
+            positions,
+            slots,
+            spans,
+            window_slots,
+            window_spans,
+            pages,
+            window_pages,
+            rows,
+            state_rows,
+            pieces,
+        } = &mut self.inputs;
+        let hyper = self.model.hyperparameters();
+        let (full, windows) = (hyper.has_full_attention(), hyper.window().is_some());
+        let apart = shape.window_cache.is_some();
+        for (name, values, has) in [
+            ("tokens", tokens, !chained),
+            ("positions", positions, true),
+            ("slots", slots, full || windows && !apart),
+            ("spans", spans, full),
+            ("window_slots", window_slots, windows && apart),
+            ("window_spans", window_spans, windows),
+            ("pages", pages, full || windows && !apart),
+            ("window_pages", window_pages, windows && apart),
+            ("rows", rows, shape.selects_rows()),
+        ] {
+            if has {
+                self.session.set(name, values.as_slice())?;
+            }
+        }
+        if let Some(recurrent) = &hyper.recurrent {
+            for (input, (name, _)) in recurrent.piece_inputs(0, 0).enumerate() {
+                pieces.clear();
+                for [from, to] in state_rows.iter().take(shape.sequences) {
+                    let of_sequence = recurrent.piece_inputs(*from, *to).nth(input);
+                    pieces.extend(of_sequence.into_iter().flat_map(|(_, pieces)| pieces));
+                }
+                self.session.set(name, pieces.as_slice())?;
+            }
+        }
+        Ok(())
+    }
+}
