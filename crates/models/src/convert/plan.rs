@@ -41,6 +41,11 @@ const IGNORED: &[&str] = &[
 /// Tensors that are found by their names, not by the graph.
 const BY_NAME: &[&str] = &["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
 
+/// Ends of the names of tensors whose number of rows decides about the graph: types of tokens, positions that begin with unused
+/// rows, and gates that are part of the matrix beside them.
+const ROWS_DECIDE: &[&str] =
+    &["token_types.weight", "position_embd.weight", "cls.output.weight", ".ffn_up.weight"];
+
 /// A conversion that has been checked.
 pub(super) struct ConversionPlan {
     pub(super) architecture: &'static str,
@@ -306,6 +311,12 @@ fn check(
             writer.tensor_bytes(name, DType::F32, [1], &[0; 4])?;
         }
     }
+    for tensor in tensors.iter().filter(|tensor| ROWS_DECIDE.iter().any(|end| tensor.name.ends_with(end))) {
+        let rows = tensor.row_count();
+        writer.tensor(&tensor.name, DType::F32, [rows, 1], move |out| {
+            (0..rows).try_for_each(|_| out.write_all(&[0; 4]))
+        })?;
+    }
     let mut bytes = Vec::new();
     writer.write_to(&mut bytes)?;
     let metadata = File::from_bytes(bytes)?;
@@ -332,8 +343,9 @@ fn check(
             });
         }
     }
+    let unused = unused_keys_and_values(architecture, keys, tensors);
     let known: BTreeMap<String, TensorSpec> =
-        specs.into_iter().map(|spec| (spec.name.clone(), spec)).collect();
+        specs.into_iter().chain(unused).map(|spec| (spec.name.clone(), spec)).collect();
     let extra = tensors
         .iter()
         .find(|tensor| !known.contains_key(&tensor.name) && !BY_NAME.contains(&tensor.name.as_str()));
@@ -344,6 +356,32 @@ fn check(
         }),
         None => Ok(known),
     }
+}
+
+/// Layers that use the keys and values of earlier ones: published files have matrices of their own for them, which no graph uses,
+/// and llama.cpp asks for.
+fn unused_keys_and_values<'a>(
+    architecture: &str,
+    keys: &[(String, OwnedValue)],
+    tensors: &'a [OutputTensor],
+) -> impl Iterator<Item = TensorSpec> + use<'a> {
+    let number = |name: &str| {
+        let name = format!("{architecture}.{name}");
+        let value = keys.iter().find(|(key, _)| *key == name).and_then(|(_, value)| value.value().integer());
+        value.and_then(|value| usize::try_from(value).ok()).unwrap_or(0)
+    };
+    let layers = number("block_count");
+    let sharing = layers - number("attention.shared_kv_layers").min(layers)..layers;
+    tensors.iter().filter_map(move |tensor| {
+        let (layer, part) = tensor.name.strip_prefix("blk.")?.split_once('.')?;
+        let own = matches!(part, "attn_k.weight" | "attn_v.weight" | "attn_k_norm.weight");
+        let is_unused = own && sharing.contains(&layer.parse().ok()?);
+        is_unused.then(|| TensorSpec {
+            name: tensor.name.clone(),
+            dims: tensor.dims.clone(),
+            f32_only: part == "attn_k_norm.weight",
+        })
+    })
 }
 
 fn elements_without_ones(dims: &[usize]) -> Vec<usize> {
