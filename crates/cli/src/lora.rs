@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
+use quadriga_gguf::File;
 use quadriga_llm::Adapter;
 
 use crate::failure::{Failure, Outcome};
 
-/// The path and the scale of an argument. A file whose name has a = in it counts as a file.
+/// The path and the scale of an argument. A file or folder whose name has a = in it counts as one.
 fn parse(text: &str) -> Outcome<(&str, f32)> {
-    match text.rsplit_once('=').filter(|_| !Path::new(text).is_file()) {
+    match text.rsplit_once('=').filter(|_| !Path::new(text).exists()) {
         None => Ok((text, 1.0)),
         Some((path, scale)) => match scale.parse::<f32>() {
             Ok(scale) if scale.is_finite() => Ok((path, scale)),
@@ -17,11 +18,11 @@ fn parse(text: &str) -> Outcome<(&str, f32)> {
     }
 }
 
-/// Opens adapters.
-pub(crate) fn open(arguments: &[String]) -> Outcome<Vec<Adapter>> {
+/// Opens adapters for a model.
+pub(crate) fn open(arguments: &[String], model: &File) -> Outcome<Vec<Adapter>> {
     let open = |text: &String| {
         let (path, scale) = parse(text)?;
-        Adapter::open(path, scale).map_err(|error| {
+        quadriga_models::lora::open(Path::new(path), scale, model).map_err(|error| {
             let text = error.to_string();
             Failure::Message(if text.contains(path) { text } else { format!("{path}: {text}") })
         })

@@ -8,16 +8,18 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use model_folder::{TestTensor, llama_config, llama_tensors, write};
-use quadriga_gguf::Writer;
+use model_folder::{TestTensor, llama_config, llama_tensors, safetensors, write};
+use quadriga_gguf::{File, Writer};
 use quadriga_graph::DType;
 use quadriga_llm::{Adapter, Engine, EngineOptions, Model};
 use quadriga_models::convert::{ConvertOptions, TargetType, convert};
-use quadriga_models::lora::{LoraError, merge};
+use quadriga_models::lora::{self, LoraError, merge};
+use quadriga_models::quantize::{FileType, QuantizeHooks, QuantizeOptions, QuantizePlan, quantize_file};
 use quadriga_runtime::{Backend, Scheduler};
+use serde_json::{Value, json};
 
-/// A Llama of two layers, 64 wide.
-fn model(folder: &Path) -> PathBuf {
+/// Configuration and weights of a Llama of two layers, 64 wide.
+fn llama() -> (Value, Vec<TestTensor>) {
     let mut config = llama_config();
     let mut tensors = llama_tensors();
     for tensor in &mut tensors {
@@ -31,7 +33,17 @@ fn model(folder: &Path) -> PathBuf {
     for (key, value) in [("hidden_size", 64), ("intermediate_size", 128)] {
         config[key] = value.into();
     }
-    write(folder, &config, &tensors, "F32");
+    (config, tensors)
+}
+
+/// Writes and converts a model.
+fn model(folder: &Path) -> PathBuf {
+    let (config, tensors) = llama();
+    converted(folder, &config, &tensors)
+}
+
+fn converted(folder: &Path, config: &Value, tensors: &[TestTensor]) -> PathBuf {
+    write(folder, config, tensors, "F32");
     let path = folder.join("model.gguf");
     let options = ConvertOptions { target: TargetType::from_name("F32"), ..ConvertOptions::default() };
     convert(folder, &path, &options, &mut |_| ControlFlow::Continue(())).unwrap();
@@ -155,4 +167,187 @@ fn adapters_that_do_not_fit_are_refused() {
     let output = folder.path().join("x.gguf");
     let merged = merge(&path, &[wrong], &output, &mut |_, _| ControlFlow::Continue(()));
     assert!(matches!(merged, Err(LoraError::MissingTensor { .. })) && !output.exists());
+}
+
+/// Modules of a PEFT adapter: name, outputs and inputs. Rows of queries and keys are in another order in the GGUF file.
+const MODULES: &[(&str, usize, usize)] = &[
+    ("model.layers.0.self_attn.q_proj", 64, 64),
+    ("model.layers.1.self_attn.k_proj", 32, 64),
+    ("model.layers.1.self_attn.v_proj", 32, 64),
+    ("model.layers.0.mlp.gate_proj", 128, 64),
+    ("model.layers.1.mlp.down_proj", 64, 128),
+    ("lm_head", 300, 64),
+];
+
+/// The matrices of a module, of this rank.
+fn pair((name, outputs, inputs): (&str, usize, usize), rank: usize) -> [TestTensor; 2] {
+    let matrix = |part: &str, shape: &[usize]| {
+        let mut tensor = TestTensor::new(&format!("base_model.model.{name}.lora_{part}.weight"), shape);
+        tensor.values.iter_mut().for_each(|value| *value /= 8.0);
+        tensor
+    };
+    [matrix("A", &[rank, inputs]), matrix("B", &[outputs, rank])]
+}
+
+fn write_peft(folder: &Path, config: &Value, tensors: &[TestTensor]) {
+    std::fs::create_dir_all(folder).unwrap();
+    std::fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
+    std::fs::write(folder.join("adapter_model.safetensors"), safetensors(tensors, "F32")).unwrap();
+}
+
+#[test]
+fn a_peft_adapter_equals_weights_that_were_changed_before_conversion() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, tensors) = llama();
+    let path = converted(&folder.path().join("base"), &config, &tensors);
+    let file = File::open(&path).unwrap();
+    for (options, factor) in [
+        (json!({ "peft_type": "LORA", "r": 4, "lora_alpha": 8 }), 2.0),
+        (
+            json!({ "peft_type": "LORA", "r": 4, "lora_alpha": 6.0, "use_rslora": true, "use_dora": false }),
+            3.0,
+        ),
+        (
+            json!({ "peft_type": "LORA", "r": 4, "lora_alpha": 1, "rank_pattern": {},
+                    "alpha_pattern": { "(self_attn|mlp)\\..*_proj": 8, "lm_head": 8 } }),
+            2.0,
+        ),
+    ] {
+        let peft = folder.path().join("peft");
+        let pairs: Vec<TestTensor> = MODULES.iter().flat_map(|module| pair(*module, 4)).collect();
+        write_peft(&peft, &options, &pairs);
+        // The reference: W + factor · B·A, computed on the model's own files.
+        let mut changed = tensors.clone();
+        for module in MODULES {
+            let [a, b] = pair(*module, 4);
+            let weight = format!("{}.weight", module.0);
+            let weight = changed.iter_mut().find(|tensor| tensor.name == weight).unwrap();
+            for (index, value) in weight.values.iter_mut().enumerate() {
+                let (row, column) = (index / module.2, index % module.2);
+                *value += factor
+                    * (0..4).map(|k| b.values[row * 4 + k] * a.values[k * module.2 + column]).sum::<f32>();
+            }
+        }
+        let expected =
+            logits(Model::open(converted(&folder.path().join("changed"), &config, &changed)).unwrap());
+        for place in [peft.clone(), peft.join("adapter_model.safetensors")] {
+            let adapter = lora::open(&place, 1.0, &file).unwrap();
+            let merged = folder.path().join("merged.gguf");
+            let run = logits(Model::open(&path).unwrap().with_adapters(&[adapter.clone()]).unwrap());
+            assert!(difference(&expected, &run) < 1e-5, "{options} {}", difference(&expected, &run));
+            merge(&path, &[adapter], &merged, &mut |_, _| ControlFlow::Continue(())).unwrap();
+            let merged = logits(Model::open(&merged).unwrap());
+            assert!(difference(&expected, &merged) < 1e-5, "{options} {}", difference(&expected, &merged));
+        }
+    }
+}
+
+#[test]
+fn peft_adapters_that_cannot_be_read_say_where() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = File::open(model(folder.path())).unwrap();
+    let peft = folder.path().join("peft");
+    let lora = json!({ "peft_type": "LORA", "r": 4, "lora_alpha": 8 });
+    let good = pair(MODULES[0], 4).to_vec();
+    let renamed = |name: &str| {
+        let mut tensors = good.clone();
+        tensors[0].name = name.to_owned();
+        tensors
+    };
+    let mut infinite = good.clone();
+    infinite[1].values[3] = f32::INFINITY;
+    for (config, tensors, part) in [
+        (json!({ "peft_type": "IA3", "lora_alpha": 8 }), good.clone(), "IA3"),
+        (json!({ "peft_type": "LORA", "lora_alpha": 8, "use_dora": true }), good.clone(), "use_dora"),
+        (json!({ "peft_type": "LORA" }), good.clone(), "lora_alpha"),
+        (
+            json!({ "peft_type": "LORA", "lora_alpha": 8, "alpha_pattern": { "(": 1 } }),
+            good.clone(),
+            "alpha_pattern",
+        ),
+        (lora.clone(), good[..1].to_vec(), "missing"),
+        (lora.clone(), Vec::new(), "no tensors"),
+        (lora.clone(), renamed("base_model.model.model.embed_tokens.lora_embedding_A"), "embed_tokens"),
+        (
+            lora.clone(),
+            [pair(MODULES[0], 4)[0].clone(), pair(MODULES[0], 2)[1].clone()].to_vec(),
+            "no product",
+        ),
+        (lora.clone(), pair(("model.layers.7.self_attn.q_proj", 64, 64), 4).to_vec(), "layers.7"),
+        (lora.clone(), pair(("model.layers.0.router", 64, 64), 4).to_vec(), "router"),
+        (lora.clone(), infinite, "not finite"),
+    ] {
+        write_peft(&peft, &config, &tensors);
+        let error = lora::open(&peft, 1.0, &file).unwrap_err().to_string();
+        assert!(error.contains(part) && error.contains("adapter_"), "{part}: {error}");
+    }
+    std::fs::remove_file(peft.join("adapter_model.safetensors")).unwrap();
+    let error = lora::open(&peft, 1.0, &file).unwrap_err().to_string();
+    assert!(error.contains("adapter_model.safetensors"), "{error}");
+}
+
+/// Every type that weights can have: the merged file is as far from the adapter at run time as the type's own error.
+#[test]
+fn adapters_are_merged_into_every_type() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.gguf");
+    // One matrix whose rows are whole blocks of 256, and an adapter of rank 2 for it.
+    let values = TestTensor::new("blk.0.attn_q.weight", &[16, 256]);
+    let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    let data = bytes(&values.values);
+    let mut writer = Writer::new();
+    writer.set("general.architecture", "llama").unwrap();
+    writer.tensor_bytes(&values.name, DType::F32, [16, 256], &data).unwrap();
+    writer.write(&input).unwrap();
+    let adapter = adapter(folder.path(), "a.gguf", &[("blk.0.attn_q.weight", 16, 256)], &[], 2);
+    let adapter = Adapter::open(adapter, 0.5).unwrap();
+    let elements = |path: &Path| {
+        let file = File::open(path).unwrap();
+        let tensor = file.tensor("blk.0.attn_q.weight").unwrap();
+        let mut values = vec![0.0; 16 * 256];
+        quadriga_graph::blocks::dequantize(tensor.dtype(), tensor.bytes(), &mut values).unwrap();
+        (tensor.dtype(), values)
+    };
+    let quantize = |from: &Path, to: &Path, dtype: &str| {
+        let file = File::open(from).unwrap();
+        let options =
+            QuantizeOptions { pure: true, ..QuantizeOptions::new(FileType::from_name(dtype).unwrap()) };
+        let plan = QuantizePlan::new(&file, &options, None).unwrap();
+        let mut hooks = QuantizeHooks { progress: &mut |_| {}, cancelled: &|| false };
+        quantize_file(&file, to, &plan, &options, None, &mut hooks).unwrap();
+    };
+    let merged = |from: &Path| {
+        let to = folder.path().join("merged.gguf");
+        let changed =
+            merge(from, std::slice::from_ref(&adapter), &to, &mut |_, _| ControlFlow::Continue(())).unwrap();
+        assert_eq!(changed, 1);
+        elements(&to)
+    };
+    for name in [
+        "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_S", "Q4_K_S", "Q5_K_S", "Q6_K",
+        "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS", "IQ4_NL", "MXFP4",
+        "TQ2_0",
+    ] {
+        let quantized = folder.path().join("quantized.gguf");
+        quantize(&input, &quantized, name);
+        let (dtype, before) = elements(&quantized);
+        // What the merged file should have: the quantized weights and the product, before they are quantized again.
+        let plain = folder.path().join("plain.gguf");
+        let data = bytes(&before);
+        let mut writer = Writer::new();
+        writer.set("general.architecture", "llama").unwrap();
+        writer.tensor_bytes(&values.name, DType::F32, [16, 256], &data).unwrap();
+        writer.write(&plain).unwrap();
+        let (_, expected) = merged(&plain);
+        let (kept, found) = merged(&quantized);
+        assert_eq!(kept, dtype, "{name}");
+        assert!(difference(&before, &expected) > 0.05, "{name}: the adapter changes nothing");
+        // As good as quantizing the sum.
+        let mut bytes = vec![0; dtype.row_bytes(16 * 256).unwrap()];
+        quadriga_models::quantize::quantize_rows(dtype, &expected, 256, None, &mut bytes).unwrap();
+        let mut sum = vec![0.0; 16 * 256];
+        quadriga_graph::blocks::dequantize(dtype, &bytes, &mut sum).unwrap();
+        let (own, best) = (difference(&expected, &found), difference(&expected, &sum));
+        assert!(own <= best + 1e-6, "{name}: {own} instead of {best}");
+    }
 }

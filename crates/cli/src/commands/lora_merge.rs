@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use quadriga_gguf::File;
 use quadriga_models::lora::{self, LoraError};
 
 use crate::failure::{Failure, Outcome};
@@ -15,7 +16,7 @@ pub(crate) struct LoraArgs {
     /// GGUF file of the model
     #[arg(short, long, value_name = "FILE")]
     model: PathBuf,
-    /// LoRA adapter (GGUF), with an optional scale; repeatable
+    /// LoRA adapter (GGUF, or a folder of PEFT), with an optional scale; repeatable
     #[arg(long, value_name = "FILE[=SCALE]", required = true)]
     lora: Vec<String>,
     /// GGUF file to write
@@ -28,7 +29,7 @@ pub(crate) struct LoraArgs {
 
 /// Merges the adapters.
 pub(crate) fn lora(arguments: &LoraArgs) -> Outcome {
-    let adapters = crate::lora::open(&arguments.lora)?;
+    let adapters = crate::lora::open(&arguments.lora, &File::open(&arguments.model)?)?;
     let ctrl_c = interrupt::catch();
     let bar = if arguments.quiet { ProgressBar::hidden() } else { ProgressBar::new(0) };
     let style = ProgressStyle::with_template("merging [{wide_bar}] {pos}/{len} tensors {eta}");

@@ -42,6 +42,17 @@ pub(super) struct OutputTensor {
     data: OutputData,
 }
 
+/// The matrix that a tensor is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TensorOrigin {
+    /// The name of the source.
+    pub(super) source: String,
+    /// The row of the source for each row.
+    pub(super) rows: Vec<usize>,
+    /// The column of the source for each column, unless they are in the same order.
+    pub(super) columns: Option<Arc<[u32]>>,
+}
+
 /// Memory that reading a piece of a tensor needs, kept for the next one.
 #[derive(Default)]
 pub(super) struct ReadBuffers {
@@ -140,6 +151,21 @@ impl OutputTensor {
     pub(super) fn with_dims(mut self, dims: Vec<usize>) -> OutputTensor {
         self.dims = dims;
         self
+    }
+
+    /// The matrix that the tensor is made of; `None` if there are several, or if it is not made of whole rows.
+    pub(super) fn origin(&self) -> Option<TensorOrigin> {
+        let OutputData::Rows { sources, rows, columns, map: ElementMap::Keep } = &self.data else {
+            return None;
+        };
+        let ([source], [count, length]) = (sources.as_slice(), self.dims.as_slice()) else { return None };
+        let whole = |row: usize| {
+            let from = rows(row);
+            let is_row = from.step == 1 && from.start.is_multiple_of(*length) && source.columns() == *length;
+            is_row.then(|| from.start / length)
+        };
+        let rows = (0..*count).map(whole).collect::<Option<Vec<usize>>>()?;
+        Some(TensorOrigin { source: source.name().to_owned(), rows, columns: columns.clone() })
     }
 
     /// Elements of a row.

@@ -66,6 +66,13 @@ impl TensorStore {
         Ok(store)
     }
 
+    /// Tensors of these names and shapes without contents, for rules that only need those.
+    pub(super) fn of_shapes(shapes: impl IntoIterator<Item = (String, Vec<usize>)>) -> TensorStore {
+        let tensor = |shape| SafeTensor { dtype: SafeType::F32, shape, start: 0, bytes: 0 };
+        let tensors = shapes.into_iter().map(|(name, shape)| (name, (0, tensor(shape)))).collect();
+        TensorStore { files: Vec::new(), tensors, used: Mutex::default() }
+    }
+
     fn used(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -260,6 +267,11 @@ impl TensorStore {
 }
 
 impl Source {
+    /// The name of the tensor.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The number of elements.
     pub(super) fn elements(&self) -> usize {
         self.shape.iter().product()

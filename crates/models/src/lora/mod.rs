@@ -11,6 +11,9 @@ use quadriga_gguf::{File, Tensor, Writer};
 use quadriga_graph::{DType, blocks};
 use quadriga_llm::{Adapter, AdapterMatrix};
 
+use crate::convert::{is_peft, read_peft};
+use crate::quantize::{is_target, quantize_rows};
+
 /// Why adapters could not be merged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -18,6 +21,10 @@ use quadriga_llm::{Adapter, AdapterMatrix};
 pub enum LoraError {
     #[error(transparent)]
     Gguf(#[from] quadriga_gguf::Error),
+    #[error(transparent)]
+    Model(#[from] quadriga_llm::Error),
+    #[error(transparent)]
+    Peft(#[from] crate::convert::ConvertError),
     #[error("the adapter belongs to architecture {adapter}, the model is {model}")]
     Architecture { adapter: String, model: String },
     #[error("the model has no tensor {name:?}, which the adapter changes")]
@@ -34,6 +41,24 @@ pub enum LoraError {
     Elements { name: String, reason: String },
     #[error("cancelled")]
     Cancelled,
+}
+
+/// Opens an adapter for a model: a GGUF file, or what PEFT saves, a folder with `adapter_config.json` and
+/// `adapter_model.safetensors` (or the path of the latter).
+///
+/// ```no_run
+/// use quadriga_llm::Model;
+///
+/// let model = Model::open("model.gguf")?;
+/// let adapter = quadriga_models::lora::open("checkpoint-500".as_ref(), 1.0, model.file())?;
+/// let model = model.with_adapters(&[adapter])?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn open(path: &Path, scale: f32, model: &File) -> Result<Adapter, LoraError> {
+    match is_peft(path) {
+        true => Ok(Adapter::from_file(&read_peft(path, model)?, scale)?),
+        false => Ok(Adapter::open(path, scale)?),
+    }
 }
 
 /// The elements of a matrix as f32.
@@ -147,24 +172,58 @@ pub fn merge(
 
 /// An error if a type cannot be quantized to.
 fn check_target(name: &str, dtype: DType) -> Result<(), LoraError> {
-    let length = dtype.block_len();
-    let mut bytes = vec![0; dtype.row_bytes(length).unwrap_or(0)];
-    blocks::quantize(dtype, &vec![0.0; length], &mut bytes)
-        .map_err(|_| LoraError::Type { name: name.to_owned(), dtype })
+    match is_target(dtype) {
+        true => Ok(()),
+        false => Err(LoraError::Type { name: name.to_owned(), dtype }),
+    }
 }
 
-/// Writes the rows of a tensor with what adapters add.
+/// Elements that a thread changes at once.
+const AT_ONCE: usize = 64 << 10;
+
+/// Writes the rows of a tensor with what adapters add, quantized again to its type.
 fn write_merged(tensor: &Tensor<'_>, updates: &[Update], out: &mut dyn Write) -> io::Result<()> {
-    let failed = |error: blocks::FormatError| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
     let columns = tensor.shape().dims().last().copied().unwrap_or(1).max(1);
     let row_bytes = tensor.dtype().row_bytes(columns).unwrap_or(1).max(1);
-    let mut values = vec![0.0; columns];
-    let mut bytes = vec![0; row_bytes];
-    for (row, source) in tensor.bytes().chunks_exact(row_bytes).enumerate() {
-        blocks::dequantize(tensor.dtype(), source, &mut values).map_err(failed)?;
-        updates.iter().for_each(|update| update.add_row(row, &mut values));
-        blocks::quantize(tensor.dtype(), &values, &mut bytes).map_err(failed)?;
-        out.write_all(&bytes)?;
+    let rows = (AT_ONCE / columns).max(1);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    for (index, source) in tensor.bytes().chunks(threads * rows * row_bytes).enumerate() {
+        let mut merged = source.to_vec();
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let parts = merged.chunks_mut(rows * row_bytes).enumerate();
+            let parts: Vec<_> = parts
+                .map(|(part, bytes)| {
+                    let first = (index * threads + part) * rows;
+                    scope.spawn(move || merge_rows(tensor.dtype(), columns, first, updates, bytes))
+                })
+                .collect();
+            parts.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
+        });
+        for result in results {
+            let failed = |error: String| io::Error::new(io::ErrorKind::InvalidData, error);
+            match result {
+                Ok(result) => result.map_err(|error| failed(error.to_string()))?,
+                Err(_) => return Err(failed("a thread has failed".to_owned())),
+            }
+        }
+        out.write_all(&merged)?;
     }
     Ok(())
+}
+
+/// Adds updates to rows from `first` on.
+fn merge_rows(
+    dtype: DType,
+    columns: usize,
+    first: usize,
+    updates: &[Update],
+    bytes: &mut [u8],
+) -> Result<(), blocks::FormatError> {
+    let count = bytes.len() / dtype.row_bytes(columns).unwrap_or(1).max(1) * columns;
+    let mut values = vec![0.0; count];
+    blocks::dequantize(dtype, bytes, &mut values)?;
+    for (row, values) in values.chunks_exact_mut(columns).enumerate() {
+        updates.iter().for_each(|update| update.add_row(first + row, values));
+    }
+    quantize_rows(dtype, &values, columns, None, bytes)
 }

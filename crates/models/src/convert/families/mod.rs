@@ -72,6 +72,11 @@ pub(super) fn classes() -> impl Iterator<Item = (&'static str, &'static str)> {
     all().flat_map(|family| family.classes.iter().map(|class| (*class, family.architecture)))
 }
 
+/// A family that becomes this architecture.
+pub(super) fn of_architecture(architecture: &str) -> Option<&'static Family> {
+    all().find(|family| family.architecture == architecture)
+}
+
 /// The family of a configuration.
 pub(super) fn find(config: &Config) -> ConvertResult<&'static Family> {
     all().find(|family| family.classes.contains(&config.class())).ok_or_else(|| {

@@ -1,0 +1,259 @@
+//! LoRA adapters as PEFT saves them: `adapter_config.json` and `adapter_model.safetensors`, read as a GGUF adapter.
+//!
+//! The modules of an adapter have the names of the model's own files. The rules of the model's family say which tensors of a
+//! GGUF file they become, and in which order their rows are, exactly as for the weights themselves.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use quadriga_gguf::{File, Value, Writer};
+use quadriga_graph::DType;
+use serde::Deserialize;
+
+use super::builder::FileBuilder;
+use super::common::output_matrix;
+use super::config::{Config, read_object};
+use super::error::{ConvertError, ConvertResult, invalid};
+use super::families;
+use super::output::TensorOrigin;
+use super::source::{Source, TensorStore};
+
+const CONFIG: &str = "adapter_config.json";
+const WEIGHTS: &str = "adapter_model.safetensors";
+
+/// What `adapter_config.json` says about the products.
+#[derive(Deserialize)]
+struct PeftConfig {
+    peft_type: String,
+    lora_alpha: f64,
+    /// Alpha of modules whose names end with a pattern.
+    #[serde(default)]
+    alpha_pattern: Option<BTreeMap<String, f64>>,
+    #[serde(default)]
+    use_rslora: Option<bool>,
+    #[serde(default)]
+    use_dora: Option<bool>,
+    #[serde(default)]
+    fan_in_fan_out: Option<bool>,
+}
+
+/// The two matrices of a module.
+struct PeftModule {
+    /// The name in the model's own files, without `.weight`.
+    name: String,
+    /// `[rank, inputs]`.
+    a: Source,
+    /// `[outputs, rank]`.
+    b: Source,
+}
+
+/// Whether a path is that of a PEFT adapter: a folder, or a safetensors file.
+pub(crate) fn is_peft(path: &Path) -> bool {
+    path.is_dir() || path.extension().is_some_and(|end| end == "safetensors")
+}
+
+/// Reads a PEFT adapter for the model in a GGUF file, as a GGUF adapter.
+pub(crate) fn read_peft(path: &Path, model: &File) -> ConvertResult<File> {
+    let (folder, weights): (PathBuf, PathBuf) = match path.is_dir() {
+        true => (path.to_owned(), path.join(WEIGHTS)),
+        false => (path.parent().map(Path::to_owned).unwrap_or_default(), path.to_owned()),
+    };
+    let config = PeftConfig::open(&folder.join(CONFIG))?;
+    let store = TensorStore::open(std::slice::from_ref(&weights))?;
+    let file = weights.display().to_string();
+    let modules = modules(&store, &file)?;
+    let architecture: &str = model.get("general.architecture")?;
+    let origins = origins(model, architecture, &modules)?;
+    if let Some(module) =
+        modules.iter().find(|module| !origins.iter().any(|(_, origin)| origin.source == module.name))
+    {
+        let reason = format!("adapters of architecture {architecture} cannot change this module");
+        return Err(invalid(file, format!("module {:?}", module.name), reason));
+    }
+    let mut writer = Writer::new();
+    writer.set("general.architecture", architecture)?.set("general.type", "adapter")?;
+    writer.set("adapter.type", "lora")?;
+    for (tensor, origin) in origins {
+        let Some(module) = modules.iter().find(|module| module.name == origin.source) else { continue };
+        let (rank, inputs) = (module.a.rows(), module.a.columns());
+        let mut a = read(&store, &module.a, &file)?;
+        if let Some(order) = &origin.columns {
+            for row in a.chunks_exact_mut(inputs.max(1)) {
+                let old = row.to_vec();
+                for (value, column) in row.iter_mut().zip(order.iter()) {
+                    *value = old.get(*column as usize).copied().unwrap_or(0.0);
+                }
+            }
+        }
+        let b = read(&store, &module.b, &file)?;
+        let factor = config.factor(&module.name, rank) as f32;
+        let mut rows = Vec::with_capacity(origin.rows.len() * rank);
+        for row in &origin.rows {
+            let row = b.get(row * rank..(row + 1) * rank).unwrap_or_default();
+            rows.extend(row.iter().map(|value| value * factor));
+        }
+        for (end, dims, values) in [("a", [rank, inputs], a), ("b", [origin.rows.len(), rank], rows)] {
+            writer.tensor(&format!("{tensor}.lora_{end}"), DType::F32, dims, move |out| {
+                values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))
+            })?;
+        }
+    }
+    let mut bytes = Vec::new();
+    writer.write_to(&mut bytes)?;
+    Ok(File::from_bytes(bytes)?)
+}
+
+impl PeftConfig {
+    fn open(path: &Path) -> ConvertResult<PeftConfig> {
+        let name = path.display().to_string();
+        let object = serde_json::Value::Object(read_object(path)?);
+        let config: PeftConfig =
+            serde_json::from_value(object).map_err(|error| invalid(&name, "object", error.to_string()))?;
+        if config.peft_type != "LORA" {
+            let reason = format!("{} is not supported, only LORA", config.peft_type);
+            return Err(invalid(name, "peft_type", reason));
+        }
+        for (key, value) in [("use_dora", config.use_dora), ("fan_in_fan_out", config.fan_in_fan_out)] {
+            if value == Some(true) {
+                return Err(invalid(name, key, "true is not supported"));
+            }
+        }
+        for pattern in config.alpha_pattern.iter().flatten().map(|(pattern, _)| pattern) {
+            if regex::Regex::new(&PeftConfig::ending(pattern)).is_err() {
+                return Err(invalid(name, "alpha_pattern", format!("{pattern:?} is no pattern")));
+            }
+        }
+        Ok(config)
+    }
+
+    /// PEFT matches patterns with the ends of names, at a dot.
+    fn ending(pattern: &str) -> String {
+        format!(r"^(.*\.)?({pattern})$")
+    }
+
+    /// What the product of a module is multiplied by.
+    fn factor(&self, module: &str, rank: usize) -> f64 {
+        let own = self.alpha_pattern.iter().flatten().find(|(pattern, _)| {
+            regex::Regex::new(&PeftConfig::ending(pattern)).is_ok_and(|pattern| pattern.is_match(module))
+        });
+        let alpha = own.map_or(self.lora_alpha, |(_, alpha)| *alpha);
+        let rank = rank.max(1) as f64;
+        alpha / if self.use_rslora == Some(true) { rank.sqrt() } else { rank }
+    }
+}
+
+/// The modules of an adapter; an error for anything that is not a low-rank product.
+fn modules(store: &TensorStore, file: &str) -> ConvertResult<Vec<PeftModule>> {
+    let split = |name: &str| -> Option<(String, bool)> {
+        let name = name.strip_prefix("base_model.model.").unwrap_or(name);
+        [(".lora_A.weight", true), (".lora_B.weight", false)]
+            .into_iter()
+            .chain([(".lora_A.default.weight", true), (".lora_B.default.weight", false)])
+            .find_map(|(end, first)| Some((name.strip_suffix(end)?.to_owned(), first)))
+    };
+    let mut pairs: BTreeMap<String, (Option<String>, Option<String>)> = BTreeMap::new();
+    for name in store.names() {
+        let Some((module, first)) = split(name) else {
+            let reason = "only the matrices lora_A and lora_B of linear layers are supported; \
+                          merge the adapter with PEFT, and convert the result";
+            return Err(invalid(file, format!("tensor {name:?}"), reason));
+        };
+        let pair = pairs.entry(module).or_default();
+        *(if first { &mut pair.0 } else { &mut pair.1 }) = Some(name.to_owned());
+    }
+    let mut modules = Vec::new();
+    for (name, pair) in pairs {
+        let wrong = |reason: &str| invalid(file, format!("module {name:?}"), reason);
+        let (Some(a), Some(b)) = pair else { return Err(wrong("one of lora_A and lora_B is missing")) };
+        let (Some(a), Some(b)) = (store.find(&a)?, store.find(&b)?) else {
+            return Err(wrong("one of lora_A and lora_B is missing"));
+        };
+        match (a.shape.as_slice(), b.shape.as_slice()) {
+            ([rows, _], [_, rank]) if rows == rank && *rank > 0 => {}
+            _ => return Err(wrong(&format!("{:?} and {:?} are no product", a.shape, b.shape))),
+        }
+        modules.push(PeftModule { name, a, b });
+    }
+    match modules.is_empty() {
+        true => Err(invalid(file, "header", "there are no tensors")),
+        false => Ok(modules),
+    }
+}
+
+/// The tensors of the model that consist of rows of modules.
+fn origins(
+    model: &File,
+    architecture: &str,
+    modules: &[PeftModule],
+) -> ConvertResult<Vec<(String, TensorOrigin)>> {
+    let Some(family) = families::of_architecture(architecture) else {
+        let known: BTreeSet<&str> = families::classes().map(|(_, architecture)| architecture).collect();
+        let (name, known) = (architecture.to_owned(), known.into_iter().collect());
+        return Err(ConvertError::Architecture { name, known });
+    };
+    let number = |key: &str| -> Option<usize> {
+        let value = match model.value(&format!("{architecture}.{key}"))? {
+            // Some models have a number per layer; the first counts.
+            Value::Array(list) => list.iter().next()?,
+            value => value,
+        };
+        value.integer().and_then(|number| usize::try_from(number).ok())
+    };
+    let heads = number("attention.head_count").unwrap_or(1);
+    let kv_heads = number("attention.head_count_kv").unwrap_or(heads);
+    let (layers, width) = (number("block_count").unwrap_or(0), number("embedding_length").unwrap_or(0));
+    let class = family.classes.first().copied().unwrap_or_default();
+    let config = serde_json::json!({
+        "architectures": [class], "hidden_size": width, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "head_dim": number("attention.key_length"),
+    });
+    let config = Config::parse(config.to_string().as_bytes(), "general.architecture")?;
+    let shapes = modules
+        .iter()
+        .map(|module| (format!("{}.weight", module.name), vec![module.b.rows(), module.a.columns()]));
+    let store = TensorStore::of_shapes(shapes);
+    let mut best: Vec<(String, TensorOrigin)> = Vec::new();
+    // The beginning of the names with which most modules find their places.
+    for prefix in family.prefixes {
+        let mut builder = FileBuilder {
+            config: &config,
+            store: &store,
+            architecture: family.architecture,
+            prefix: (*prefix).to_owned(),
+            layers,
+            heads: (heads, kv_heads),
+            tokens: None,
+            keys: Vec::new(),
+            tensors: Vec::new(),
+        };
+        output_matrix(&mut builder)?;
+        for layer in 0..layers {
+            match (family.layer)(&mut builder, layer) {
+                // Adapters have few of a layer's matrices.
+                Ok(()) | Err(ConvertError::MissingTensor { .. } | ConvertError::MissingKey { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let found = builder.tensors.iter().filter_map(|tensor| {
+            let mut origin = tensor.origin()?;
+            origin.source = origin.source.strip_suffix(".weight")?.to_owned();
+            Some((tensor.name.clone(), origin))
+        });
+        let found: Vec<_> = found.collect();
+        if found.len() > best.len() {
+            best = found;
+        }
+    }
+    Ok(best)
+}
+
+/// All elements of a matrix.
+fn read(store: &TensorStore, source: &Source, file: &str) -> ConvertResult<Vec<f32>> {
+    let mut values = vec![0.0; source.elements()];
+    store.read(source, 0, &mut values, &mut Vec::new()).map_err(super::error::io_error("read", file))?;
+    match values.iter().all(|value| value.is_finite()) {
+        true => Ok(values),
+        false => Err(invalid(file, format!("tensor {:?}", source.name()), "a value is not finite")),
+    }
+}
