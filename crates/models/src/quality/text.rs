@@ -184,6 +184,11 @@ fn compare_rows(reference: &Engine, other: &Engine, next: &[u32]) -> Result<Vec<
     results.into_iter().collect::<Result<Vec<Vec<Row>>>>().map(|rows| rows.concat())
 }
 
+/// The divergence of the predictions of one token.
+pub(crate) fn row_divergence(p: &[f32], q: &[f32]) -> Result<f64> {
+    compare_row(p, q, 0).map(|row| row.divergence)
+}
+
 fn compare_row(p: &[f32], q: &[f32], next: u32) -> Result<Row> {
     if p.len() != q.len() {
         return Err(QualityError::Vocabulary { reference: p.len(), other: q.len() }.into());

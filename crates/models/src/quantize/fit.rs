@@ -1,8 +1,9 @@
 //! Chooses a type for each tensor so that the file fits in a number of bytes, with the least error.
 //!
 //! The error of each type is measured on a sample of each tensor's rows, weighted by importance. The error of a model is
-//! taken as the sum of its tensors' relative errors, each times how much the model reacts to it. What is then chosen for
-//! each tensor is the type with the least `error + price × bytes`; the price is the lowest with which the file fits.
+//! taken as the sum of its tensors' relative squared errors, each times the measured sensitivity of the model to it
+//! ([`Sensitivities`]). What is then chosen for each tensor is the type with the least `error + price × bytes`; the price is
+//! the lowest with which the file fits.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,23 +16,28 @@ use super::options::QuantizeOptions;
 use super::pipeline::{matrices, squared_error};
 use super::plan::{QuantizePlan, TensorPlan};
 use super::rows::{RowReader, dequantize};
+use super::sensitivity::Sensitivities;
 use super::write::columns;
 use crate::error::{QuantizeError, Result};
 use crate::importance::ImportanceMatrix;
 
-/// The types that are tried, smallest first. Types that another one of the same size beats are left out.
+/// The types that are tried, smallest first.
 const CANDIDATES: &[DType] = &[
     DType::IQ2_XXS,
     DType::IQ2_XS,
     DType::IQ2_S,
+    DType::Q2_K,
     DType::IQ3_XXS,
     DType::IQ3_S,
+    DType::Q3_K,
     DType::IQ4_XS,
     DType::IQ4_NL,
     DType::Q4_0,
     DType::Q4_K,
+    DType::Q4_1,
     DType::Q5_0,
     DType::Q5_K,
+    DType::Q5_1,
     DType::Q6_K,
     DType::Q8_0,
     DType::F16,
@@ -48,34 +54,42 @@ struct TypeChoice {
     error: f64,
 }
 
-/// How much the predictions of a model react to a relative error of a tensor, compared with other tensors. These are
-/// estimates, in the order in which mixes such as Q4_K_M favour tensors; they have not been measured.
-fn sensitivity(name: &str) -> f64 {
-    const ROLES: &[(&str, f64)] = &[
-        ("output.weight", 30.0),
-        ("token_embd", 30.0),
-        ("attn_v", 1.6),
-        ("attn_output", 1.0),
-        ("attn_k", 0.7),
-        ("attn_q", 0.7),
-        ("ffn_down", 1.6),
-        ("ffn_up", 1.2),
-        ("ffn_gate", 0.8),
-    ];
-    ROLES.iter().find(|(part, _)| name.contains(part)).map_or(1.0, |(_, value)| *value)
+/// What the error of a model is computed from, beside its weights.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FitBasis<'a> {
+    /// The importance with which the file is quantized.
+    pub importance: Option<&'a ImportanceMatrix>,
+    /// How much the model reacts to errors. Without, which is for models that cannot be run, all tensors count alike, and
+    /// those outside layers ten times as much.
+    pub sensitivities: Option<&'a Sensitivities>,
+}
+
+impl FitBasis<'_> {
+    fn sensitivity(&self, name: &str) -> f64 {
+        match self.sensitivities {
+            Some(measured) => measured.of(name),
+            None if name.starts_with("blk.") => 1.0,
+            None => 10.0,
+        }
+    }
 }
 
 /// A plan with which the tensors take at most `limit` bytes. Types that the options fix stay as they are.
 pub fn fit(
     file: &File,
     options: &QuantizeOptions,
-    importance: Option<&ImportanceMatrix>,
+    basis: FitBasis<'_>,
     limit: u64,
     cancelled: &(dyn Fn() -> bool + Sync),
 ) -> Result<QuantizePlan> {
-    let mut plan = QuantizePlan::new(file, options, importance)?;
-    let columns = columns(&plan, options, importance)?;
-    let choices = measure(file, &plan, options, &columns, cancelled)?;
+    let mut plan = QuantizePlan::new(file, options, basis.importance)?;
+    let quantized = columns(&plan, options, basis.importance)?;
+    // Errors count as the outputs of a matrix show them, also where types are computed without importance.
+    let judged = match (basis.importance, basis.sensitivities) {
+        (None, Some(measured)) => columns(&plan, options, Some(measured.importance()))?,
+        _ => quantized.clone(),
+    };
+    let choices = measure(file, &plan, options, &basis, (&quantized, &judged), cancelled)?;
     let smallest: u64 = plan
         .tensors
         .iter()
@@ -142,7 +156,8 @@ fn measure(
     file: &File,
     plan: &QuantizePlan,
     options: &QuantizeOptions,
-    columns: &[Option<Vec<f32>>],
+    basis: &FitBasis<'_>,
+    (quantized, judged): (&[Option<Vec<f32>>], &[Option<Vec<f32>>]),
     cancelled: &(dyn Fn() -> bool + Sync),
 ) -> Result<Vec<Vec<TypeChoice>>> {
     let reader = RowReader::new(file)?;
@@ -158,11 +173,13 @@ fn measure(
                     let (Some(tensor), Some(plan)) = (tensors.get(index), plan.tensors.get(index)) else {
                         return;
                     };
-                    let importance = columns.get(index).and_then(Option::as_deref);
+                    let column = |all: &'_ [Option<Vec<f32>>]| all.get(index).cloned().flatten();
+                    let columns = (column(quantized), column(judged));
+                    let sensitivity = basis.sensitivity(&plan.name);
                     let result = match cancelled() {
                         true => Err(QuantizeError::Cancelled),
                         false if is_fixed(plan, options) => Ok(Vec::new()),
-                        false => measure_tensor(&reader, tensor, plan, importance),
+                        false => measure_tensor(&reader, tensor, plan, sensitivity, &columns),
                     };
                     if let Ok(mut results) = results.lock() {
                         results.push((index, result));
@@ -188,7 +205,8 @@ fn measure_tensor(
     reader: &RowReader,
     tensor: &Tensor<'_>,
     plan: &TensorPlan,
-    importance: Option<&[f32]>,
+    sensitivity: f64,
+    (quantized, judged): &(Option<Vec<f32>>, Option<Vec<f32>>),
 ) -> std::result::Result<Vec<TypeChoice>, QuantizeError> {
     let row_len = plan.row_len().max(1);
     let (count, rows) = matrices(plan);
@@ -203,19 +221,22 @@ fn measure_tensor(
         let row = sample * all_rows / sampled;
         reader.values(tensor, row..row + 1, &mut buffer, &mut values)?;
         let matrix = row / rows.max(1);
-        let columns = importance.and_then(|all| all.get(matrix * row_len..(matrix + 1) * row_len));
+        let columns = |all: &'_ Option<Vec<f32>>| -> Option<Vec<f32>> {
+            all.as_ref()?.get(matrix * row_len..(matrix + 1) * row_len).map(<[f32]>::to_vec)
+        };
+        let (quantized, judged) = (columns(quantized), columns(judged));
         back.resize(values.len(), 0.0);
         for (dtype, error) in &mut choices {
             let unable = |_| QuantizeError::NotATarget { dtype: *dtype };
             bytes.resize(dtype.row_bytes(row_len).unwrap_or_default(), 0);
-            quantize_rows(*dtype, &values, row_len, columns, &mut bytes).map_err(unable)?;
+            quantize_rows(*dtype, &values, row_len, quantized.as_deref(), &mut bytes).map_err(unable)?;
             dequantize(*dtype, &bytes, &mut back).map_err(unable)?;
-            let (missed, _) = squared_error(&values, &back, columns);
+            let (missed, _) = squared_error(&values, &back, judged.as_deref());
             *error += missed;
         }
-        square += squared_error(&values, &values, columns).1;
+        square += squared_error(&values, &values, judged.as_deref()).1;
     }
-    let weight = sensitivity(&plan.name) / if square > 0.0 { square } else { 1.0 };
+    let weight = sensitivity / if square > 0.0 { square } else { 1.0 };
     let choice = |(dtype, error): (DType, f64)| TypeChoice {
         dtype,
         bytes: plan.byte_len_as(dtype),

@@ -68,7 +68,7 @@ pub struct Mix {
 }
 
 /// The layer of a tensor, from `blk.N.`.
-fn layer_of(name: &str) -> Option<usize> {
+pub(super) fn layer_of(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 

@@ -11,15 +11,17 @@ mod options;
 mod pipeline;
 mod plan;
 mod rows;
+mod sensitivity;
 mod write;
 
 pub use crate::error::QuantizeError;
 pub use file_type::FileType;
-pub use fit::fit;
+pub use fit::{FitBasis, fit};
 pub use kernels::{Instructions, is_target, quantize_rows, quantize_rows_with};
 pub use mix::{Mix, MixModel, fallback, is_quantizable};
 pub use options::{QuantizeOptions, TensorType, parse_override, parse_type};
 pub(crate) use pipeline::squared_error;
 pub use plan::{QuantizePlan, TensorPlan};
 pub(crate) use rows::RowReader;
+pub use sensitivity::Sensitivities;
 pub use write::{QuantizeHooks, WrittenTensor, quantize_file};

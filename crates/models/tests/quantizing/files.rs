@@ -7,8 +7,8 @@ use quadriga_graph::DType;
 use quadriga_models::Error;
 use quadriga_models::importance::{ImportanceEntry, ImportanceMatrix};
 use quadriga_models::quantize::{
-    FileType, QuantizeError, QuantizeHooks, QuantizeOptions, QuantizePlan, TensorType, fit, parse_override,
-    quantize_file,
+    FileType, FitBasis, QuantizeError, QuantizeHooks, QuantizeOptions, QuantizePlan, TensorType, fit,
+    parse_override, quantize_file,
 };
 
 use crate::random::Random;
@@ -213,13 +213,13 @@ fn fitting_uses_the_bytes_that_there_are() {
     for bits in [3.0, 4.5, 6.0, 9.0] {
         let elements: u64 = file.tensors().map(|tensor| tensor.element_count()).sum();
         let limit = (elements as f64 * bits / 8.0) as u64;
-        let plan = fit(&file, &options, None, limit, &|| false).unwrap();
+        let plan = fit(&file, &options, FitBasis::default(), limit, &|| false).unwrap();
         let bytes = plan.byte_len();
         assert!(bytes <= limit && bytes > limit * 9 / 10, "{bits} bits: {bytes} of {limit}");
         assert!(bytes > earlier);
         earlier = bytes;
     }
-    let error = fit(&file, &options, None, 1000, &|| false).unwrap_err();
+    let error = fit(&file, &options, FitBasis::default(), 1000, &|| false).unwrap_err();
     assert!(matches!(error, Error::Quantize(QuantizeError::TooSmall { .. })), "{error}");
 }
 

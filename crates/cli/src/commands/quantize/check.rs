@@ -2,13 +2,16 @@
 //! its weights.
 
 use std::path::Path;
+use std::time::Duration;
 
-use quadriga_llm::EngineOptions;
+use quadriga_llm::{Engine, EngineOptions};
+use quadriga_models::quantize::{QuantizePlan, Sensitivities};
 
 use super::{QuantizeArgs, Target};
 use crate::commands::compare::judge;
 use crate::commands::perplexity::read_text;
 use crate::failure::{Failure, Outcome};
+use crate::interrupt;
 use crate::model_options::ModelOptions;
 
 /// A text on which models are compared: prose, code and numbers.
@@ -46,6 +49,52 @@ pub(super) fn check(arguments: &QuantizeArgs, target: &Target) -> Outcome {
                 note!("quadriga: the result was not compared with the input: {reason}");
             }
             Ok(())
+        }
+        Err(other) => Err(other),
+    }
+}
+
+/// Measures how much the input reacts to errors of its tensors; `None` if it cannot be run.
+pub(super) fn sensitivities(
+    arguments: &QuantizeArgs,
+    target: &Target,
+    plan: &QuantizePlan,
+) -> Outcome<Option<Sensitivities>> {
+    let text = match &arguments.check_text {
+        Some(path) => read_text(path)?,
+        None => TEXT.to_owned(),
+    };
+    let options = ModelOptions::on("cpu", target.threads, Some(arguments.input.clone()), None);
+    let measure = || -> Outcome<Sensitivities> {
+        let (model, _) = options.open()?;
+        let tokens = model.tokenizer()?.encode(&text, false);
+        let tokens = tokens.get(..CHUNK).unwrap_or(&tokens);
+        let engine_options = EngineOptions { output_rows: usize::MAX, context: CHUNK, ..options.engine() };
+        let mut engine = |model| -> Outcome<Engine> {
+            Ok(options.place(model, Duration::ZERO, &engine_options)?.engine()?.0)
+        };
+        let ctrl_c = interrupt::catch();
+        let bar = (!arguments.quiet).then(|| indicatif::ProgressBar::new(0));
+        let measured = Sensitivities::measure(&model, plan, tokens, &mut engine, &mut |done, total| {
+            if let Some(bar) = &bar {
+                bar.set_message("measuring the model's sensitivity to errors");
+                bar.set_length(total as u64);
+                bar.set_position(done as u64);
+            }
+            !ctrl_c.is_pressed()
+        });
+        if let Some(bar) = &bar {
+            bar.finish_and_clear();
+        }
+        if ctrl_c.is_pressed() { Err(Failure::Interrupted) } else { measured }
+    };
+    match measure() {
+        Ok(measured) => Ok(Some(measured)),
+        Err(Failure::Message(reason) | Failure::Usage(reason)) => {
+            if !arguments.quiet {
+                note!("quadriga: all tensors count alike, because the model cannot be run: {reason}");
+            }
+            Ok(None)
         }
         Err(other) => Err(other),
     }

@@ -9,8 +9,8 @@ use quadriga_gguf::File;
 use quadriga_graph::DType;
 use quadriga_models::importance::ImportanceMatrix;
 use quadriga_models::quantize::{
-    FileType, QuantizeHooks, QuantizeOptions, QuantizePlan, TensorType, WrittenTensor, fit, parse_override,
-    parse_type, quantize_file,
+    FileType, FitBasis, QuantizeHooks, QuantizeOptions, QuantizePlan, TensorType, WrittenTensor, fit,
+    parse_override, parse_type, quantize_file,
 };
 
 use crate::failure::{Failure, Outcome};
@@ -186,7 +186,7 @@ pub(crate) fn quantize(arguments: &QuantizeArgs) -> Outcome {
     let file = File::open(&arguments.input)?;
     let matrix = arguments.imatrix.as_deref().map(ImportanceMatrix::read).transpose()?;
     let plan = match arguments.fit {
-        Some(size) => fit_plan(arguments, &file, &options, matrix.as_ref(), size)?,
+        Some(size) => fit_plan(arguments, &target, &file, &options, matrix.as_ref(), size)?,
         None => QuantizePlan::new(&file, &options, matrix.as_ref())?,
     };
     if arguments.dry_run {
@@ -206,6 +206,7 @@ pub(crate) fn quantize(arguments: &QuantizeArgs) -> Outcome {
 /// A plan that fits in a size: of the file, or of a device's memory.
 fn fit_plan(
     arguments: &QuantizeArgs,
+    target: &Target,
     file: &File,
     options: &QuantizeOptions,
     matrix: Option<&ImportanceMatrix>,
@@ -217,8 +218,11 @@ fn fit_plan(
         true => check::memory_beside_weights(&arguments.input, arguments.context)?,
         false => file.byte_len().saturating_sub(tensors) + 4096,
     };
+    let plan = QuantizePlan::new(file, options, matrix)?;
+    let sensitivities = check::sensitivities(arguments, target, &plan)?;
     let ctrl_c = interrupt::catch();
-    let plan = fit(file, options, matrix, size.saturating_sub(beside), &|| ctrl_c.is_pressed());
+    let basis = FitBasis { importance: matrix, sensitivities: sensitivities.as_ref() };
+    let plan = fit(file, options, basis, size.saturating_sub(beside), &|| ctrl_c.is_pressed());
     if ctrl_c.is_pressed() { Err(Failure::Interrupted) } else { Ok(plan?) }
 }
 
