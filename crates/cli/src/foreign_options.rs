@@ -20,6 +20,8 @@ pub(crate) const SPELLINGS: &[(&str, &str)] = &[
     ("-fa", FLASH_ATTENTION),
     ("-hf", "--hf-repo"),
     ("-hfr", "--hf-repo"),
+    ("-hfd", "--hf-repo-draft"),
+    ("-hfrd", "--hf-repo-draft"),
     ("-dev", "--device"),
     ("-cnv", "--conversation"),
     ("-no-cnv", "--raw"),

@@ -8,9 +8,14 @@ use quadriga_models::hub::{
     Hub, HubError, HubSettings, Listing, ModelCache, ModelChoice, PullStage, RemoteFile, RepositoryName,
     choices, find_choice,
 };
+use tempfile::TempDir;
 
 use crate::failure::{Failure, Outcome};
 use crate::{interrupt, size};
+
+fn temporary_folder() -> Outcome<TempDir> {
+    tempfile::tempdir().map_err(|error| Failure::Message(format!("no temporary folder: {error}")))
+}
 
 /// How models are got.
 #[derive(Clone, Copy)]
@@ -50,6 +55,27 @@ impl HubAccess<'_> {
             Ok(None) => self.pull(&name, fits),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// The path of a file with a model's header: the model itself if it is in the cache, else one without weights, in a folder
+    /// that exists as long as it is kept.
+    pub(crate) fn header(&self, name: &str, fits: &Fits<'_>) -> Outcome<(PathBuf, Option<TempDir>)> {
+        let name: RepositoryName = name.parse()?;
+        let settings = self.settings()?;
+        match ModelCache::new(&settings.cache, &settings.shared_caches).find(&name) {
+            Ok(Some(model)) => match model.files.into_iter().next() {
+                Some(file) => return Ok((file.path, None)),
+                None => return Err(HubError::NotCached { name: name.to_string() }.into()),
+            },
+            Err(HubError::NoQuant { .. }) if !settings.offline => {}
+            Ok(None) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let hub = Hub::new(settings)?;
+        let listing = hub.list(&name)?;
+        let choice = self.choose(&hub, &name, &listing, fits)?;
+        let folder = temporary_folder()?;
+        Ok((hub.outline(&listing, &choice, folder.path())?, Some(folder)))
     }
 
     /// Gets a model, or what is missing of it, and returns its path.
@@ -122,8 +148,7 @@ impl HubAccess<'_> {
         for choice in all.iter().filter(|choice| !has_quantized || !choice.is_unquantized()) {
             counted += 1;
             smallest = Some(choice);
-            let folder = tempfile::tempdir()
-                .map_err(|error| Failure::Message(format!("no temporary folder: {error}")))?;
+            let folder = temporary_folder()?;
             if fits(&hub.outline(listing, choice, folder.path())?)? {
                 if all.len() > 1 && !self.quiet {
                     note!(

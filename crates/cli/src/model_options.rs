@@ -114,7 +114,7 @@ pub(crate) struct ModelOptions {
     /// have it, the best that fits in this machine's memory
     #[arg(long, value_name = "ORG/REPO[:QUANT]", conflicts_with = "model", help_heading = MODEL)]
     hf_repo: Option<String>,
-    /// LoRA adapter (GGUF) that is added to the model while it runs, with an optional scale; repeatable
+    /// LoRA adapter (GGUF, or a folder of PEFT) that is added to the model while it runs, with an optional scale; repeatable
     #[arg(long, value_name = "FILE[=SCALE]", help_heading = MODEL)]
     lora: Vec<String>,
     /// Use models in the cache only [default: HF_HUB_OFFLINE]
@@ -280,12 +280,16 @@ impl ModelOptions {
         self.model.is_some() || self.hf_repo.is_some()
     }
 
+    /// The path of a model of the hub, which is downloaded if it is not cached.
+    pub(crate) fn hub_path(&self, name: &str) -> Outcome<PathBuf> {
+        let access = HubAccess { cache: self.cache_dir.as_deref(), offline: self.offline, quiet: self.quiet };
+        access.model(name, &|outline| self.fits(outline))
+    }
+
     /// The model's path; downloads the default model if it is not cached.
     fn path(&self) -> Outcome<PathBuf> {
         if let Some(name) = &self.hf_repo {
-            let access =
-                HubAccess { cache: self.cache_dir.as_deref(), offline: self.offline, quiet: self.quiet };
-            return access.model(name, &|outline| self.fits(outline));
+            return self.hub_path(name);
         }
         match &self.model {
             Some(path) => Ok(path.clone()),
@@ -358,7 +362,7 @@ impl ModelOptions {
         let model = file.map_err(Into::into).and_then(Model::from_file);
         let mut model = model.map_err(|error| name_file(error, &path))?;
         if !self.lora.is_empty() {
-            let adapters = lora::open(&self.lora)?;
+            let adapters = lora::open(&self.lora, model.file())?;
             model = model
                 .with_adapters(&adapters)
                 .map_err(|error| Failure::Message(format!("--lora: {error}")))?;

@@ -8,7 +8,7 @@ use quadriga_llm::serving::{Batcher, BatcherOptions, CacheFile};
 use quadriga_llm::{EngineOptions, Model};
 
 use crate::failure::{Failure, Outcome};
-use crate::model_options::Prepared;
+use crate::model_options::{ModelOptions, Prepared};
 use crate::{size, values};
 
 /// Heading of the help text.
@@ -76,12 +76,14 @@ pub(crate) struct ServingOptions {
     /// Draft model: a smaller one with the same vocabulary that guesses tokens, also -md. Tokens are sampled as without it
     #[arg(long, value_name = "FILE", help_heading = SERVING)]
     draft: Option<PathBuf>,
+    /// Draft model of Hugging Face's hub, also -hfd
+    #[arg(long, value_name = "ORG/REPO[:QUANT]", conflicts_with = "draft", help_heading = SERVING)]
+    hf_repo_draft: Option<String>,
     /// Most tokens that the draft model guesses at a time
     #[arg(
         long,
         value_name = "N",
         default_value_t = 6,
-        requires = "draft",
         allow_negative_numbers = true,
         value_parser = values::at_least_one,
         help_heading = SERVING
@@ -90,10 +92,20 @@ pub(crate) struct ServingOptions {
 }
 
 impl ServingOptions {
-    /// A batcher of the prepared model, with the draft model if there is one. Returns the seconds of loading, too.
-    pub(crate) fn load(&self, prepared: &Prepared, options: BatcherOptions) -> Outcome<(Batcher, f64)> {
-        let draft = self.draft.as_ref().map(|path| {
-            Model::open(path).map_err(|error| Failure::Message(format!("{}: {error}", path.display())))
+    /// A batcher of the prepared model, with the draft model if there is one; `model` says how models of the hub are got.
+    /// Returns the seconds of loading, too.
+    pub(crate) fn load(
+        &self,
+        model: &ModelOptions,
+        prepared: &Prepared,
+        options: BatcherOptions,
+    ) -> Outcome<(Batcher, f64)> {
+        let path = match &self.hf_repo_draft {
+            Some(name) => Some(model.hub_path(name)?),
+            None => self.draft.clone(),
+        };
+        let draft = path.map(|path| {
+            Model::open(&path).map_err(|error| Failure::Message(format!("{}: {error}", path.display())))
         });
         let draft = draft.transpose()?;
         let (mut batcher, seconds) = prepared.batcher(options)?;

@@ -87,6 +87,31 @@ fn without_a_type_the_best_that_fits_is_chosen_by_its_plan() {
 }
 
 #[test]
+fn a_header_is_inspected_without_the_weights_and_a_draft_model_is_pulled() {
+    let hub = Hub::new();
+    let shown = hub.run(&["inspect", "-hf", "org/tiny-GGUF:Q4_0"]).success();
+    assert!(shown.out.contains("llama") && shown.err.is_empty(), "{shown:?}");
+    assert!(hub.fake.requests().iter().any(|request| request.path.contains("Q4_0")));
+    assert_eq!(hub.run(&["list"]).success().out, "");
+    let requests = hub.cache.path().join("requests.jsonl");
+    fs::write(&requests, "{\"prompt\": \"hi\", \"max_tokens\": 6, \"temperature\": 0}\n").unwrap();
+    let batch = |draft: &[&str]| {
+        let line = ["batch", requests.to_str().unwrap(), "-q", "-hf", "org/tiny-GGUF:Q8_0"];
+        hub.run(&[&line[..], draft].concat())
+    };
+    let answer = |text: &str| {
+        let value: serde_json::Value = serde_json::from_str(text.trim()).unwrap();
+        value["text"].as_str().unwrap().to_owned()
+    };
+    let (plain, drafted) = (batch(&[]).success().out, batch(&["-hfd", "org/tiny-GGUF:Q4_0"]).success().out);
+    assert_eq!(answer(&plain), answer(&drafted));
+    assert!(hub.run(&["list"]).success().out.contains("org/tiny-GGUF:Q4_0"));
+    hub.run(&["inspect", "-hf", "org/tiny-GGUF:Q8_0", "--offline"]).success();
+    hub.run(&["inspect", "-hf", "org/other", "--offline"]).failed(1, &["not in the cache", "offline"]);
+    batch(&["-hfd", "org/none"]).failed(1, &["org/none"]);
+}
+
+#[test]
 fn failures_of_the_hub_name_the_way_out() {
     let hub = Hub::new();
     hub.run(&["pull", "org/none"]).failed(1, &["org/none", "404"]);

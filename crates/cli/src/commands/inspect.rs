@@ -10,6 +10,8 @@ use quadriga_view::format::plural;
 use serde_json::{Map, json};
 
 use crate::failure::{Failure, Outcome};
+use crate::hub::HubAccess;
+use crate::model_options::ModelOptions;
 use crate::terminal::{self, Escaping};
 use crate::{file_hint, size};
 
@@ -17,10 +19,19 @@ use crate::{file_hint, size};
 #[derive(clap::Args)]
 pub(crate) struct InspectArgs {
     /// GGUF file; of a split model, any of its parts
-    #[arg(required_unless_present = "architectures")]
+    #[arg(required_unless_present_any = ["architectures", "hf_repo"])]
     file: Option<PathBuf>,
+    /// Model of Hugging Face's hub, also -hf: only its header is downloaded, unless it is in the cache
+    #[arg(long, value_name = "ORG/REPO[:QUANT]", conflicts_with = "file")]
+    hf_repo: Option<String>,
+    /// Use models in the cache only [default: HF_HUB_OFFLINE]
+    #[arg(long)]
+    offline: bool,
+    /// Folder of downloaded models
+    #[arg(long, value_name = "FOLDER")]
+    cache_dir: Option<PathBuf>,
     /// List the architectures that are supported, with well-known models of each
-    #[arg(long, conflicts_with_all = ["file", "tensors", "json"])]
+    #[arg(long, conflicts_with_all = ["file", "hf_repo", "tensors", "json"])]
     architectures: bool,
     /// List every tensor
     #[arg(long)]
@@ -33,7 +44,19 @@ pub(crate) struct InspectArgs {
 /// Prints a summary of a model file, optionally with a table of its tensors, or everything as JSON.
 pub(crate) fn inspect(arguments: &InspectArgs) -> Outcome {
     let mut out = BufWriter::new(io::stdout().lock());
-    let Some(path) = &arguments.file else {
+    let mut folder = None;
+    let hub_file = match &arguments.hf_repo {
+        Some(name) => {
+            let access =
+                HubAccess { cache: arguments.cache_dir.as_deref(), offline: arguments.offline, quiet: true };
+            let options = ModelOptions::detected(arguments.cache_dir.clone());
+            let (path, kept) = access.header(name, &|outline| options.fits(outline))?;
+            folder = kept;
+            Some(path)
+        }
+        None => None,
+    };
+    let Some(path) = arguments.file.as_ref().or(hub_file.as_ref()) else {
         print_architectures(&mut out)?;
         return Ok(out.flush()?);
     };
@@ -46,6 +69,7 @@ pub(crate) fn inspect(arguments: &InspectArgs) -> Outcome {
     } else {
         print_text(&file, arguments.tensors, &mut Escaping(&mut out))?;
     }
+    drop(folder);
     Ok(out.flush()?)
 }
 

@@ -80,7 +80,7 @@ pub(crate) fn batch(arguments: &BatchArgs) -> Outcome {
         template_variables: arguments.answer.template_variables(&prepared.model),
         ..options
     };
-    let (batcher, _) = arguments.serving.load(&prepared, batching)?;
+    let (batcher, _) = arguments.serving.load(&arguments.model, &prepared, batching)?;
     let mut job = Job {
         batcher,
         options,

@@ -61,7 +61,7 @@ pub(super) fn bench(
     }
     let options = test.serving.batcher(&opened, EngineOptions { context, ..engine })?;
     let prepared = model.place(opened, opening, &options.engine)?;
-    let (mut batcher, _) = test.serving.load(&prepared, options)?;
+    let (mut batcher, _) = test.serving.load(model, &prepared, options)?;
     if test.warm_up {
         run(&mut batcher, test)?;
         batcher.clear_prefixes();

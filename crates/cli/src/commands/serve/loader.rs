@@ -124,7 +124,7 @@ impl Load<'_> {
             template_variables: arguments.answer.template_variables(&prepared.model),
             ..options
         };
-        let (batcher, _) = arguments.serving.load(&prepared, batching)?;
+        let (batcher, _) = arguments.serving.load(&self.options, &prepared, batching)?;
         let pictures = self.pictures(&prepared);
         let embedder = embedder_beside(&prepared);
         let served = ServedModel::start(self.entry.name.clone(), batcher, options, Some(pictures))?;
