@@ -100,6 +100,64 @@ const FAMILIES: &[Family] = &[
         control: &["<｜User｜>", "<｜Assistant｜>", "<｜tool▁sep｜>", "<｜end▁of▁sentence｜>"],
     },
     Family {
+        name: "deepseek_v32",
+        template: template!("deepseek_v32"),
+        output: "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">\
+                 Bern</｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">2</｜DSML｜parameter>\n\
+                 </｜DSML｜invoke>\n<｜DSML｜invoke name=\"time\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        calls: 2,
+        control: &["<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>"],
+    },
+    Family {
+        name: "kimi_k2",
+        template: template!("kimi_k2"),
+        output: "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>\
+                 {\"city\": \"Bern\", \"days\": 2}<|tool_call_end|><|tool_call_begin|>functions.time:1\
+                 <|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        calls: 2,
+        control: &[
+            "<|im_user|>",
+            "<|im_assistant|>",
+            "<|im_system|>",
+            "<|im_middle|>",
+            "<|tool_calls_section_begin|>",
+            "<|tool_calls_section_end|>",
+            "<|tool_call_begin|>",
+            "<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+            "<|im_end|>",
+        ],
+    },
+    Family {
+        name: "lfm2",
+        template: template!("lfm2"),
+        output: "<|tool_call_start|>[weather(city=\"Bern\", days=2), time()]<|tool_call_end|>",
+        calls: 2,
+        control: &[
+            "<|startoftext|>",
+            "<|im_start|>",
+            "<|tool_list_start|>",
+            "<|tool_list_end|>",
+            "<|tool_call_start|>",
+            "<|tool_call_end|>",
+            "<|im_end|>",
+        ],
+    },
+    Family {
+        name: "llama4_pythonic",
+        template: template!("llama4_pythonic"),
+        output: "[weather(city=\"Bern\", days=2), time()]",
+        calls: 2,
+        control: &[
+            "<|begin_of_text|>",
+            "<|header_start|>",
+            "<|header_end|>",
+            "<|python_start|>",
+            "<|python_end|>",
+            "<|eot|>",
+        ],
+    },
+    Family {
         name: "glm45",
         template: template!("glm45"),
         output: "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bern</arg_value>\n<arg_key>days</arg_key>\n\
@@ -259,7 +317,7 @@ fn every_family_is_parsed_however_it_arrives() {
             for size in [1, 2, 3, 7, 1000] {
                 for before in ["", "Let me see."] {
                     // Calls without any text before them begin an answer.
-                    if !before.is_empty() && ["llama3", "glm4"].contains(&family.name) {
+                    if !before.is_empty() && ["llama3", "glm4", "llama4_pythonic"].contains(&family.name) {
                         continue;
                     }
                     let text =
@@ -335,6 +393,11 @@ fn what_is_almost_a_call_is_text() {
         "{\"name\": 7, \"parameters\": {}}",
         "weather\nis nice",
         "<|tool_call|>[{]",
+        "[weather(city=",
+        "[weather(city=Bern)] and [time(",
+        "<|tool_call_start|>[weather(3)]",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0 {}",
+        "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"weather\"",
         "plain text\n",
     ];
     for family in FAMILIES {
@@ -396,8 +459,14 @@ fn generate(tokenizer: &Tokenizer, lark: &str, rng: &mut Rng) -> Option<String> 
         for end in tokenizer.end_tokens() {
             logits[end as usize] += 10.0;
         }
+        if lark.contains("\")\"") {
+            logits[usize::from(b')')] += 5.0;
+        }
         // It also likes to end what is between tags.
-        for close in [&b"\n</parameter>"[..], b"</arg_value>"] {
+        for close in [&b"\n</parameter>"[..], b"</arg_value>", "</｜DSML｜parameter>".as_bytes()] {
+            if !lark.contains(std::str::from_utf8(close).unwrap().trim()) {
+                continue;
+            }
             let begun = (0..close.len()).rev().find(|length| text.ends_with(&close[..*length])).unwrap_or(0);
             logits[usize::from(close[begun])] += if begun > 0 { 20.0 } else { 4.0 };
         }
@@ -471,7 +540,11 @@ fn a_call_that_has_begun_is_completed() {
         let (tokenizer, format) = (tokenizer(family), format(family));
         let rules = ToolRules { tools: &tools, choice: ToolChoice::Auto, parallel: true, answer: None };
         let Some(lark) = format.grammar(&rules, &tokenizer).unwrap() else {
-            assert_eq!(family.name, "glm4", "only a name begins its calls");
+            assert!(
+                ["glm4", "llama4_pythonic"].contains(&family.name),
+                "only a name begins the calls of {}",
+                family.name
+            );
             continue;
         };
         let engine = ConstraintEngine::new(&tokenizer).unwrap();
@@ -495,7 +568,7 @@ fn a_call_that_has_begun_is_completed() {
         assert!(!allowed(&wrong), "{}: an unknown tool\n{lark}", family.name);
         let wrong =
             family.output.replace("Bern\", \"days\": 2", "Bern\", \"days\": \"x\"").replace(">2<", ">x<");
-        let wrong = wrong.replace("\n2\n</parameter>", "\nx\n</parameter>");
+        let wrong = wrong.replace("\n2\n</parameter>", "\nx\n</parameter>").replace("days=2", "days=x");
         assert!(!allowed(&wrong), "{}: a wrong argument", family.name);
         let cut: String = family.output.chars().take(family.output.chars().count() / 2).collect();
         assert!(!allowed(&cut), "{}: half a call", family.name);
@@ -515,4 +588,50 @@ fn python_tags_are_calls_too() {
     );
     let text = "<|python_tag|>print(1)";
     assert_eq!(parsed(&parser, text, 2), (text.to_owned(), Vec::new()), "there is no tool for programs");
+}
+
+/// Python has more ways to write a value than JSON.
+#[test]
+fn values_of_python_are_values_of_json() {
+    let family = FAMILIES.iter().find(|family| family.name == "llama4_pythonic").unwrap();
+    let parser = ToolCallParser::new(Arc::new(format(family)), tools());
+    let wanted = vec![ToolCall::new(
+        "weather",
+        json!({ "city": "St. Mary's", "days": 2, "units": ["C", null], "wind": true }),
+    )];
+    for text in [
+        "[weather(city='St. Mary\\'s', days=2, units=['C', None], wind=True)]",
+        "[weather(city=\"St. Mary's\",days=2,units=(\"C\", null),wind=true)]",
+        "<|python_start|>[weather(city=\"St. Mary's\", days = 2, units=[\"C\", None,], wind=True)]",
+    ] {
+        for size in [1, 3, 1000] {
+            let (answer, pieces) = parsed(&parser, text, size);
+            assert_eq!((answer.as_str(), ToolCallPiece::join(&pieces)), ("", wanted.clone()), "{text}");
+        }
+    }
+    // A function that nobody defined is no call, and neither is one without names of arguments.
+    for text in ["[rain(city='Bern')]", "[weather('Bern')]"] {
+        assert_eq!(parsed(&parser, text, 2), (text.to_owned(), Vec::new()));
+    }
+}
+
+/// Kimi's template writes identifiers, and results refer to them.
+#[test]
+fn identifiers_are_those_that_the_model_writes() {
+    let family = FAMILIES.iter().find(|family| family.name == "kimi_k2").unwrap();
+    let format = format(family);
+    let called = |ids: [&str; 2]| {
+        let calls =
+            calls(2).into_iter().zip(ids).map(|(call, id)| ToolCall { id: Some(id.to_owned()), ..call });
+        Message { tool_calls: calls.collect(), ..Message::new("assistant", "") }
+    };
+    let result = |id: &str| Message { tool_call_id: Some(id.to_owned()), ..Message::new("tool", "rain") };
+    let messages =
+        [called(["call_a", "call_b"]), result("call_b"), called(["call_a", "call_c"]), result("call_a")];
+    let written = format.conversation(&messages, &definitions());
+    let id = |message: usize, call: usize| written[message].tool_calls[call].id.clone().unwrap();
+    assert_eq!([id(0, 0), id(0, 1)], ["functions.weather:0", "functions.time:1"]);
+    assert_eq!([id(2, 0), id(2, 1)], ["functions.weather:2", "functions.time:3"]);
+    assert_eq!(written[1].tool_call_id.as_deref(), Some("functions.time:1"));
+    assert_eq!(written[3].tool_call_id.as_deref(), Some("functions.weather:2"));
 }

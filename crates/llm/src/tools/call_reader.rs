@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::format::{CallSyntax, ToolFormat};
 use super::json_extent::JsonExtent;
 use super::literal::{LiteralMatch, begins_with};
+use super::python::{self, PythonText};
 use super::tagged;
 use super::tool::Tool;
 
@@ -40,6 +41,8 @@ enum Part {
     },
     /// An argument between tags, or the call's end.
     Parameter,
+    /// A keyword argument, or the bracket after the last one.
+    Keyword,
     /// A program, which has no end but that of the answer.
     Program,
     Close,
@@ -111,7 +114,7 @@ impl CallReader {
             let part = std::mem::replace(&mut self.part, Part::Close);
             let progress = match part {
                 Part::Opening => self.opening(format, ended),
-                Part::Name => self.read_name(ended),
+                Part::Name => self.read_name(format, ended),
                 Part::AfterName => self.after_name(format, ended),
                 Part::Field => self.field(format, ended),
                 Part::FieldValue { key, extent, scanned, from } => {
@@ -119,6 +122,7 @@ impl CallReader {
                 }
                 Part::Arguments { extent } => self.json_arguments(extent),
                 Part::Parameter => self.parameter(format, tools, ended),
+                Part::Keyword => self.keyword(ended),
                 Part::Program => self.program(tools, ended),
                 Part::Close => {
                     if self.arguments.is_empty() {
@@ -204,15 +208,21 @@ impl CallReader {
         self.go(Part::Name)
     }
 
-    fn read_name(&mut self, ended: bool) -> Option<Progress> {
+    fn read_name(&mut self, format: &ToolFormat, ended: bool) -> Option<Progress> {
         let is_end = |letter: char| {
             letter.is_whitespace() || "<>{}[]()\"'=".contains(letter) || crate::marks::MARKS.contains(&letter)
         };
+        self.skip_spaces();
         let end = self.rest().find(is_end);
         match end {
             Some(0) => Some(Progress::Broken),
             Some(end) => {
-                self.name = self.rest().get(..end).map(str::to_owned);
+                let name = self.rest().get(..end).unwrap_or_default();
+                let name = match &format.syntax {
+                    CallSyntax::Identified { prefix, mark, .. } => name_in_identifier(name, prefix, mark),
+                    _ => name,
+                };
+                self.name = Some(name.to_owned());
                 self.at += end;
                 self.go(Part::AfterName)
             }
@@ -222,8 +232,12 @@ impl CallReader {
     }
 
     fn after_name(&mut self, format: &ToolFormat, ended: bool) -> Option<Progress> {
-        let (text, next) = match &format.syntax {
+        let (text, next): (&str, Part) = match &format.syntax {
             CallSyntax::Named { between } => (between, Part::Arguments { extent: JsonExtent::default() }),
+            CallSyntax::Identified { between, .. } => {
+                (between, Part::Arguments { extent: JsonExtent::default() })
+            }
+            CallSyntax::Pythonic => ("(", Part::Keyword),
             CallSyntax::Tagged { head, .. } => (head, Part::Parameter),
             CallSyntax::Object { .. } => return Some(Progress::Broken),
         };
@@ -343,8 +357,8 @@ impl CallReader {
         self.go(Part::Field)
     }
 
-    fn parameter(&mut self, format: &ToolFormat, tools: &[Tool], ended: bool) -> Option<Progress> {
-        let CallSyntax::Tagged { open, between, close, .. } = &format.syntax else {
+    fn parameter<'f>(&mut self, format: &'f ToolFormat, tools: &[Tool], ended: bool) -> Option<Progress> {
+        let CallSyntax::Tagged { open, between, json_between, close, .. } = &format.syntax else {
             return Some(Progress::Broken);
         };
         let rest = self.rest();
@@ -361,10 +375,19 @@ impl CallReader {
             }
             LiteralMatch::Whole(length) => {
                 let inner = rest.get(length..).unwrap_or_default();
-                let core = between.trim();
-                let Some((key, value)) = inner.split_once(core).filter(|_| !core.is_empty()) else {
+                let marks = [Some((between, false)), json_between.as_ref().map(|mark| (mark, true))];
+                let find = |(mark, is_json): (&'f String, bool)| {
+                    let at = inner.find(mark.trim()).filter(|_| !mark.trim().is_empty())?;
+                    Some((at, mark, is_json))
+                };
+                let first = marks.into_iter().flatten().filter_map(find).min_by_key(|(at, ..)| *at);
+                let Some((at, between, is_json)) = first else {
                     return self.wait(Part::Parameter);
                 };
+                let (key, value) = (
+                    inner.get(..at).unwrap_or_default(),
+                    inner.get(at + between.trim().len()..).unwrap_or_default(),
+                );
                 let spaces = between.get(between.trim_end().len()..).unwrap_or_default();
                 let begin = value.strip_prefix(spaces).unwrap_or(value);
                 let core = close.trim();
@@ -374,13 +397,39 @@ impl CallReader {
                 let text = text.strip_suffix(spaces).unwrap_or(text);
                 let key = key.trim().to_owned();
                 let tool = tools.iter().find(|tool| Some(&tool.name) == self.name.as_ref());
-                let value = tagged::value(tool, &key, text);
+                let value = match json_between {
+                    Some(_) if is_json => tagged::json(text),
+                    Some(_) => Value::String(text.to_owned()),
+                    None => tagged::value(tool, &key, text),
+                };
                 let after = begin.get(end + core.len()..).unwrap_or_default().len();
                 let first = if self.arguments.is_empty() { "{" } else { ", " };
                 self.at = self.raw.len() - after;
                 self.arguments.push_str(&format!("{first}{}: {value}", Value::from(key)));
                 self.go(Part::Parameter)
             }
+        }
+    }
+
+    fn keyword(&mut self, ended: bool) -> Option<Progress> {
+        let rest = self.rest();
+        let trimmed = rest.trim_start_matches(|letter: char| letter.is_whitespace() || letter == ',');
+        let at = self.at + rest.len() - trimmed.len();
+        if trimmed.starts_with(')') {
+            self.at = at + 1;
+            let end = if self.arguments.is_empty() { "{}" } else { "}" };
+            self.arguments.push_str(end);
+            return self.go(Part::Close);
+        }
+        match python::keyword(trimmed, ended) {
+            PythonText::Whole((name, value), length) => {
+                let first = if self.arguments.is_empty() { "{" } else { ", " };
+                self.at = at + length;
+                self.arguments.push_str(&format!("{first}{}: {value}", Value::from(name)));
+                self.go(Part::Keyword)
+            }
+            PythonText::Partial => self.wait(Part::Keyword),
+            PythonText::Wrong => Some(Progress::Broken),
         }
     }
 
@@ -402,6 +451,13 @@ impl CallReader {
         self.at = self.raw.len();
         Some(Progress::Complete)
     }
+}
+
+/// The name in an identifier such as `functions.weather:0`; models leave out what is before or behind it at times.
+fn name_in_identifier<'a>(identifier: &'a str, prefix: &str, mark: &str) -> &'a str {
+    let name = identifier.strip_prefix(prefix).unwrap_or(identifier);
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    name.rsplit_once(mark).filter(|(_, number)| is_number(number)).map_or(name, |(name, _)| name)
 }
 
 /// A call such as `brave_search.call(query="rain in Bern")`.

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::format::{CallSyntax, ToolFormat};
+use super::python;
 use crate::template::{Message, ToolCall};
 
 impl ToolFormat {
@@ -10,8 +11,14 @@ impl ToolFormat {
     /// does not do so by itself.
     pub fn conversation(&self, messages: &[Message], tools: &[Value]) -> Vec<Message> {
         let mut all: Vec<Message> = Vec::with_capacity(messages.len() + 1);
+        let mut identifiers = Identifiers::default();
         for message in messages {
-            let message = self.message(message);
+            let mut message = self.message(message);
+            if let CallSyntax::Identified { prefix, mark, .. } = &self.syntax
+                && self.template.identifiers
+            {
+                identifiers.set(&mut message, prefix, mark);
+            }
             let is_result =
                 |message: &Message| message.role == "user" && message.content.starts_with(RESULT_OPEN);
             match all.last_mut() {
@@ -92,11 +99,19 @@ impl ToolFormat {
                 CallSyntax::Named { between } => {
                     format!("{}{between}{}", call.name, json_text(&call.arguments))
                 }
-                CallSyntax::Tagged { head, open, between, close } => {
+                CallSyntax::Identified { prefix, mark, between } => {
+                    format!("{prefix}{}{mark}{number}{between}{}", call.name, json_text(&call.arguments))
+                }
+                CallSyntax::Pythonic => {
+                    let arguments = call.arguments.as_object().map(python::written).unwrap_or_default();
+                    format!("{}({arguments})", call.name)
+                }
+                CallSyntax::Tagged { head, open, between, json_between, close } => {
                     let empty = serde_json::Map::new();
                     let arguments = call.arguments.as_object().unwrap_or(&empty);
                     let mut text = format!("{}{head}", call.name);
                     for (name, value) in arguments {
+                        let between = json_between.as_ref().filter(|_| !value.is_string()).unwrap_or(between);
                         let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
                         text.push_str(&format!("{open}{name}{between}{value}{close}"));
                     }
@@ -121,6 +136,28 @@ impl ToolFormat {
             functions.join("\n"),
             self.written(&[example]),
         )
+    }
+}
+
+/// Identifiers of calls as the model writes them, numbered through the whole conversation.
+#[derive(Default)]
+struct Identifiers {
+    /// Those of clients, and what became of them.
+    known: Vec<(Option<String>, String)>,
+}
+
+impl Identifiers {
+    fn set(&mut self, message: &mut Message, prefix: &str, mark: &str) {
+        for call in &mut message.tool_calls {
+            let own = format!("{prefix}{}{mark}{}", call.name, self.known.len());
+            self.known.push((call.id.replace(own.clone()), own));
+        }
+        if let Some(id) = &mut message.tool_call_id {
+            let found = self.known.iter().rev().find(|(client, _)| client.as_ref() == Some(id));
+            if let Some((_, own)) = found {
+                own.clone_into(id);
+            }
+        }
     }
 }
 

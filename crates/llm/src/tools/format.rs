@@ -40,6 +40,8 @@ pub struct TemplateSupport {
     pub short_ids: bool,
     /// It reads the tools in the system message, as JSON text.
     pub tools_in_system: bool,
+    /// It writes identifiers in place of names, which the model's own calls are made of.
+    pub identifiers: bool,
 }
 
 /// How a call is written between the texts around it.
@@ -59,6 +61,17 @@ pub enum CallSyntax {
         /// The text between them.
         between: String,
     },
+    /// An identifier made of a prefix, the name and the number of the call; a text, and the arguments as JSON.
+    Identified {
+        /// Before the name.
+        prefix: String,
+        /// Between the name and the number.
+        mark: String,
+        /// Between the identifier and the arguments.
+        between: String,
+    },
+    /// The name, and keyword arguments in brackets, as Python writes them.
+    Pythonic,
     /// The name, and each argument between tags.
     Tagged {
         /// After the name.
@@ -67,6 +80,8 @@ pub enum CallSyntax {
         open: String,
         /// Between the name and the value.
         between: String,
+        /// Between the name and a value in JSON, where a text that is written as it is has another one.
+        json_between: Option<String>,
         /// After the value.
         close: String,
     },
@@ -137,9 +152,12 @@ impl ToolFormat {
     fn texts(&self) -> impl Iterator<Item = &str> {
         let own = [&self.section_open, &self.section_close, &self.call_open, &self.call_close];
         let inner: Vec<&String> = match &self.syntax {
-            CallSyntax::Object { .. } => Vec::new(),
+            CallSyntax::Object { .. } | CallSyntax::Pythonic => Vec::new(),
             CallSyntax::Named { between } => vec![between],
-            CallSyntax::Tagged { head, open, between, close } => vec![head, open, between, close],
+            CallSyntax::Identified { prefix, mark, between } => vec![prefix, mark, between],
+            CallSyntax::Tagged { head, open, between, json_between, close } => {
+                [head, open, between, close].into_iter().chain(json_between).collect()
+            }
         };
         let all = own.into_iter().chain(inner).chain(&self.separator).chain(&self.alternative_open);
         all.map(String::as_str)

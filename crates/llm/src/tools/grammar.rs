@@ -167,15 +167,24 @@ impl GrammarWriter<'_> {
                 CallSyntax::Named { between } => {
                     format!("{} {arguments}", self.literal(&format!("{}{between}", tool.name)))
                 }
+                CallSyntax::Identified { prefix, mark, between } => {
+                    let before = self.literal(&format!("{prefix}{}{mark}", tool.name));
+                    format!("{before} /[0-9]{{1,4}}/ {} {arguments}", self.literal(between))
+                }
+                CallSyntax::Pythonic => {
+                    format!("{} {arguments} \")\"", quoted(&format!("{}(", tool.name)))
+                }
                 CallSyntax::Tagged { head, .. } => {
                     format!("{} {arguments}", self.literal(&format!("{}{head}", tool.name)))
                 }
             };
             self.rule(&call, &body);
             match &self.format.syntax {
-                CallSyntax::Tagged { open, between, close, .. } => {
-                    self.tagged(number, tool, (open, between, close))?;
+                CallSyntax::Tagged { open, between, json_between, close, .. } => {
+                    let json_between = json_between.as_ref().unwrap_or(between);
+                    self.tagged(number, tool, (open, between, json_between, close))?;
                 }
+                CallSyntax::Pythonic => self.keywords(number, tool)?,
                 _ => self.rule(&arguments, &json_rule(&tool.parameters)?),
             }
         }
@@ -183,8 +192,8 @@ impl GrammarWriter<'_> {
     }
 
     /// Arguments between tags, in the order of the schema.
-    fn tagged(&mut self, number: usize, tool: &Tool, tags: (&str, &str, &str)) -> Result<(), String> {
-        let (open, between, close) = tags;
+    fn tagged(&mut self, number: usize, tool: &Tool, tags: (&str, &str, &str, &str)) -> Result<(), String> {
+        let (open, between, json_between, close) = tags;
         let properties = tool.parameters.get("properties").and_then(Value::as_object);
         let required = tool.parameters.get("required").and_then(Value::as_array);
         let is_required = |name: &str| required.is_some_and(|all| all.iter().any(|other| other == name));
@@ -199,11 +208,13 @@ impl GrammarWriter<'_> {
         let mut all = Vec::new();
         for (place, (name, schema)) in properties.iter().enumerate() {
             let value = format!("value_{number}_{place}");
+            let choices = schema.get("enum").and_then(Value::as_array);
+            let texts: Option<Vec<&str>> = choices.and_then(|all| all.iter().map(Value::as_str).collect());
+            let is_text = texts.as_ref().is_some_and(|texts| !texts.is_empty()) || tagged::is_text(schema);
+            let between = if is_text { between } else { json_between };
             let before = self.literal(&format!("{open}{name}{between}"));
             let optional = if is_required(name) { "" } else { "?" };
             all.push(format!("({before} {value}){optional}"));
-            let choices = schema.get("enum").and_then(Value::as_array);
-            let texts: Option<Vec<&str>> = choices.and_then(|all| all.iter().map(Value::as_str).collect());
             match texts {
                 Some(texts) if !texts.is_empty() => {
                     let texts: Vec<String> = texts.into_iter().map(quoted).collect();
@@ -212,15 +223,7 @@ impl GrammarWriter<'_> {
                 }
                 _ if tagged::is_text(schema) => self.text_value(&value, close),
                 _ => {
-                    let mut schema = schema.clone();
-                    // References are to definitions of the whole schema.
-                    for definitions in ["$defs", "definitions"] {
-                        let own = tool.parameters.get(definitions);
-                        if let (Some(own), Some(schema)) = (own, schema.as_object_mut()) {
-                            schema.insert(definitions.to_owned(), own.clone());
-                        }
-                    }
-                    let json = json_rule(&schema)?;
+                    let json = json_rule(&with_definitions(schema, tool))?;
                     let close = self.literal(close);
                     self.rule(&format!("{value}_json"), &json);
                     self.rule(&value, &format!("{value}_json {close}"));
@@ -228,6 +231,55 @@ impl GrammarWriter<'_> {
             }
         }
         self.rule(&arguments, &all.join(" "));
+        Ok(())
+    }
+
+    /// Keyword arguments in the order of the schema, with commas between those that are there.
+    fn keywords(&mut self, number: usize, tool: &Tool) -> Result<(), String> {
+        let required = tool.parameters.get("required").and_then(Value::as_array);
+        let is_required = |name: &str| required.is_some_and(|all| all.iter().any(|other| other == name));
+        let arguments = format!("arguments_{number}");
+        let empty = serde_json::Map::new();
+        let properties = tool.parameters.get("properties").and_then(Value::as_object).unwrap_or(&empty);
+        if properties.is_empty() {
+            let takes_none = tool.parameters.get("additionalProperties") == Some(&Value::Bool(false));
+            if takes_none {
+                self.rule(&arguments, "\"\"");
+                return Ok(());
+            }
+            let (any, value) = (format!("any_{number}"), json_rule(&json!({}))?);
+            self.rule(&arguments, &format!("({any} (\", \" {any})*)?"));
+            self.rule(&any, &format!("/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ \"=\" {any}_value"));
+            self.rule(&format!("{any}_value"), &value);
+            return Ok(());
+        }
+        let rest = |place: usize| match place == properties.len() {
+            true => "\"\"".to_owned(),
+            false => format!("rest_{number}_{place}"),
+        };
+        // The arguments from a place on, if none is written before it.
+        let mut first = Vec::new();
+        let mut may_be_first = true;
+        for (place, (name, schema)) in properties.iter().enumerate() {
+            let (item, after) = (format!("keyword_{number}_{place}"), rest(place + 1));
+            let optional = if is_required(name) { "" } else { "?" };
+            self.rule(&rest(place), &format!("(\", \" {item}){optional} {after}"));
+            if may_be_first {
+                first.push(format!("{item} {after}"));
+            }
+            may_be_first &= !is_required(name);
+            self.rule(&item, &format!("{} {item}_value", quoted(&format!("{name}="))));
+            let is_flag = schema.get("type").and_then(Value::as_str) == Some("boolean");
+            let value = match is_flag && schema.get("enum").is_none() && schema.get("const").is_none() {
+                true => "\"True\" | \"False\"".to_owned(),
+                false => json_rule(&with_definitions(schema, tool))?,
+            };
+            self.rule(&format!("{item}_value"), &value);
+        }
+        if may_be_first {
+            first.push("\"\"".to_owned());
+        }
+        self.rule(&arguments, &first.join(" | "));
         Ok(())
     }
 
@@ -277,6 +329,18 @@ impl GrammarWriter<'_> {
         }
         Ok(self.lark)
     }
+}
+
+/// The schema of a parameter, with the definitions of the whole schema, to which its references are.
+fn with_definitions(schema: &Value, tool: &Tool) -> Value {
+    let mut schema = schema.clone();
+    for definitions in ["$defs", "definitions"] {
+        let own = tool.parameters.get(definitions);
+        if let (Some(own), Some(schema)) = (own, schema.as_object_mut()) {
+            schema.insert(definitions.to_owned(), own.clone());
+        }
+    }
+    schema
 }
 
 /// A literal of Lark, which is one of JSON.

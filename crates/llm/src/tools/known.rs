@@ -28,6 +28,49 @@ pub(super) fn harmony() -> ToolFormat {
     }
 }
 
+/// Kimi K2's calls, whose template writes identifiers in place of names.
+pub(super) fn kimi(template: &ChatTemplate) -> Option<ToolFormat> {
+    let has = |text: &str| template.mentions(text);
+    let is_kimi = has("<|tool_calls_section_begin|>") && has("<|tool_call_argument_begin|>");
+    let support = TemplateSupport {
+        tools: true,
+        calls: true,
+        results: true,
+        identifiers: true,
+        ..TemplateSupport::default()
+    };
+    is_kimi.then(|| ToolFormat {
+        section_open: "<|tool_calls_section_begin|>".to_owned(),
+        section_close: "<|tool_calls_section_end|>".to_owned(),
+        separator: Some(String::new()),
+        syntax: CallSyntax::Identified {
+            prefix: "functions.".to_owned(),
+            mark: ":".to_owned(),
+            between: "<|tool_call_argument_begin|>".to_owned(),
+        },
+        template: support,
+        ..ToolFormat::object("<|tool_call_begin|>", "<|tool_call_end|>")
+    })
+}
+
+/// Calls as Python writes them, in a list: LFM2's between tags, and those that a template asks for with these words, as Llama 4's and
+/// Llama 3.2's do.
+fn pythonic(template: &ChatTemplate) -> Option<ToolFormat> {
+    let (open, close) = match () {
+        () if template.mentions("<|tool_list_start|>") => ("<|tool_call_start|>", "<|tool_call_end|>"),
+        () if template.mentions("[func_name1(params_name1=params_value1") => ("", ""),
+        () => return None,
+    };
+    Some(ToolFormat { syntax: CallSyntax::Pythonic, ..ToolFormat::list(open, close) })
+}
+
+/// Llama 4, whose template writes earlier calls in another place than the model does.
+pub(super) fn llama4(template: &ChatTemplate) -> Option<ToolFormat> {
+    let has_tags = template.mentions("<|python_start|>") && template.mentions("<|python_end|>");
+    let support = TemplateSupport { tools: true, calls: true, ..TemplateSupport::default() };
+    has_tags.then(|| ToolFormat { template: support, ..pythonic(template).unwrap_or_else(llama) })
+}
+
 /// The format that a template hints at with the texts that it mentions.
 pub(super) fn mentioned(template: &ChatTemplate) -> Option<ToolFormat> {
     let has = |text: &str| template.mentions(text);
@@ -39,6 +82,9 @@ pub(super) fn mentioned(template: &ChatTemplate) -> Option<ToolFormat> {
         },
         ..format
     };
+    if let Some(format) = pythonic(template) {
+        return Some(format);
+    }
     Some(if has("<|/tool|>") {
         // Phi-4-mini.
         let support = TemplateSupport { tools_in_system: true, ..TemplateSupport::default() };
@@ -61,6 +107,7 @@ pub(super) fn mentioned(template: &ChatTemplate) -> Option<ToolFormat> {
             head: ">\n".to_owned(),
             open: "<parameter=".to_owned(),
             between: ">\n".to_owned(),
+            json_between: None,
             close: "\n</parameter>\n".to_owned(),
         };
         ToolFormat { syntax, ..ToolFormat::object("<tool_call>\n<function=", "</function>\n</tool_call>") }
@@ -83,6 +130,8 @@ fn llama() -> ToolFormat {
 }
 
 /// Other texts with which a call may begin.
-pub(super) fn alternative_open(template: &ChatTemplate) -> Option<String> {
-    template.mentions("<|python_tag|>").then(|| "<|python_tag|>".to_owned())
+pub(super) fn alternative_open(template: &ChatTemplate, syntax: &CallSyntax) -> Option<String> {
+    let tag = ["<|python_tag|>", "<|python_start|>"].into_iter().find(|tag| template.mentions(tag))?;
+    let list = if *syntax == CallSyntax::Pythonic { "[" } else { "" };
+    Some(format!("{tag}{list}"))
 }

@@ -33,6 +33,7 @@ mod known;
 mod literal;
 mod parser;
 mod probe;
+mod python;
 mod tagged;
 mod tool;
 

@@ -205,6 +205,10 @@ impl ToolCallParser {
             CallSyntax::Named { between } => {
                 self.tools.iter().map(|tool| format!("{}{between}{{", tool.name)).collect()
             }
+            CallSyntax::Identified { prefix, mark, .. } => {
+                self.tools.iter().map(|tool| format!("{prefix}{}{mark}", tool.name)).collect()
+            }
+            CallSyntax::Pythonic => self.tools.iter().map(|tool| format!("{}(", tool.name)).collect(),
             CallSyntax::Tagged { head, .. } => {
                 self.tools.iter().map(|tool| format!("{}{head}", tool.name)).collect()
             }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::atoms::{common_prefix, common_suffix};
 use super::format::{CallSyntax, TemplateSupport, ToolFormat};
-use super::known;
+use super::{known, python};
 use crate::reasoning::ReasoningFormat;
 use crate::template::{ChatTemplate, Message, TemplateArguments, ToolCall};
 
@@ -24,8 +24,12 @@ impl ToolFormat {
         if known::is_harmony(template) {
             return known::harmony();
         }
+        if let Some(format) = known::kimi(template) {
+            return format;
+        }
         let has_tools = template.reads("tools");
-        let found = attempts().find_map(|attempt| attempt.format(template, ends));
+        let found =
+            known::llama4(template).or_else(|| attempts().find_map(|attempt| attempt.format(template, ends)));
         let mentioned =
             || known::mentioned(template).filter(|format| has_tools || format.template.tools_in_system);
         let format = found.or_else(mentioned).unwrap_or_else(known::described);
@@ -34,7 +38,8 @@ impl ToolFormat {
             results: format.template.results || writes_results(template, &format.template),
             ..format.template
         };
-        ToolFormat { template: support, alternative_open: known::alternative_open(template), ..format }
+        let alternative_open = known::alternative_open(template, &format.syntax);
+        ToolFormat { template: support, alternative_open, ..format }
     }
 }
 
@@ -147,6 +152,7 @@ fn find_call(region: &str, from: usize, number: usize) -> Option<FoundCall> {
     find_object(region, from, at, name, &wanted)
         .or_else(|| find_named(region, at, after, &wanted))
         .or_else(|| find_tagged(region, at, after, text, figure))
+        .or_else(|| find_pythonic(region, at, after, &wanted))
 }
 
 /// The innermost JSON object around the name that has the arguments, too.
@@ -191,6 +197,13 @@ fn find_named(region: &str, at: usize, after: usize, wanted: &Value) -> Option<F
     is_own.then_some(FoundCall { start: at, end: brace + length, syntax: CallSyntax::Named { between } })
 }
 
+/// The name, and keyword arguments after it.
+fn find_pythonic(region: &str, at: usize, after: usize, wanted: &Value) -> Option<FoundCall> {
+    let (found, length) = python::keywords(region.get(after..)?)?;
+    let is_own = Value::Object(found) == *wanted;
+    is_own.then_some(FoundCall { start: at, end: after + length, syntax: CallSyntax::Pythonic })
+}
+
 /// The name, and each argument between tags.
 fn find_tagged(region: &str, at: usize, after: usize, text: &str, figure: &str) -> Option<FoundCall> {
     let find = |from: usize, what: &str| -> Option<(usize, usize)> {
@@ -205,9 +218,14 @@ fn find_tagged(region: &str, at: usize, after: usize, text: &str, figure: &str) 
     let head = region.get(after..first_key.0)?;
     let step = region.get(first_value.1..second_key.0)?;
     let between = region.get(first_key.1..first_value.0)?;
-    if region.get(second_key.1..second_value.0)? != between || between.is_empty() {
+    let other = region.get(second_key.1..second_value.0)?;
+    // Both say where the name ends, and one of them that JSON follows.
+    let is_same_end =
+        other.chars().next() == between.chars().next() && other.len().abs_diff(between.len()) < 8;
+    if between.is_empty() || other.is_empty() || (other != between && !is_same_end) {
         return None;
     }
+    let json_between = (other != between).then(|| other.to_owned());
     let common = common_suffix(head, step);
     let open = head.get(head.len() - common..)?.trim_start();
     let close = step.strip_suffix(open)?;
@@ -221,6 +239,7 @@ fn find_tagged(region: &str, at: usize, after: usize, text: &str, figure: &str) 
         head: head.to_owned(),
         open: open.to_owned(),
         between: between.to_owned(),
+        json_between,
         close: close.to_owned(),
     };
     Some(FoundCall { start: at, end: second_value.1 + end.len(), syntax })

@@ -4,6 +4,11 @@ use serde_json::Value;
 
 use super::tool::Tool;
 
+/// The value of an argument that is marked as JSON.
+pub(super) fn json(text: &str) -> Value {
+    serde_json::from_str(text.trim()).unwrap_or_else(|_| Value::String(text.to_owned()))
+}
+
 /// The value of an argument that is written between tags: texts are written as they are, other values as JSON.
 pub(super) fn value(tool: Option<&Tool>, name: &str, text: &str) -> Value {
     let schema = tool.and_then(|tool| tool.parameter(name));
