@@ -4,7 +4,6 @@
 mod common;
 
 use common::{Fixture, output, output_with_input, quadriga};
-use quadriga_graph::DType;
 use serde_json::Value;
 
 fn json(text: &str) -> Value {
@@ -13,26 +12,6 @@ fn json(text: &str) -> Value {
 
 fn bert() -> Fixture {
     Fixture::new(&["--arch", "bert", "--context", "64"])
-}
-
-/// A small encoder with a classification head.
-fn reranker() -> Fixture {
-    let fixture = bert();
-    let old = fixture.path("old.gguf");
-    std::fs::rename(&fixture.model, &old).unwrap();
-    let file = quadriga_gguf::File::open(&old).unwrap();
-    let head: Vec<u8> = (0..64).flat_map(|i| (((i * 37 % 64) as f32) / 32.0 - 1.0).to_le_bytes()).collect();
-    let mut writer = quadriga_gguf::Writer::new();
-    for (key, value) in file.metadata().filter(|(key, _)| *key != "bert.pooling_type") {
-        writer.set(key, quadriga_gguf::OwnedValue::from(value)).unwrap();
-    }
-    writer.set("bert.pooling_type", 4u32).unwrap();
-    for tensor in file.tensors() {
-        writer.tensor_bytes(tensor.name(), tensor.dtype(), tensor.shape(), tensor.bytes()).unwrap();
-    }
-    writer.tensor_bytes("cls.output.weight", DType::F32, [1, 64], &head).unwrap();
-    writer.write(&fixture.model).unwrap();
-    fixture
 }
 
 #[test]
@@ -151,7 +130,7 @@ fn a_query_ranks_texts_by_cosine_or_by_a_classification_head() {
     let by_cosine = ranking(&bert(), &[]);
     assert_eq!((by_cosine[0].0.as_str(), by_cosine[0].1), ("query", 2), "{by_cosine:?}");
     assert!((by_cosine[0].2 - 1.0).abs() < 1e-3 && by_cosine[1].2 >= by_cosine[2].2, "{by_cosine:?}");
-    let reranker = reranker();
+    let reranker = Fixture::reranker();
     let by_head = ranking(&reranker, &[]);
     assert!(by_head.windows(2).all(|pair| pair[0].2 >= pair[1].2) && by_head.len() == 3, "{by_head:?}");
     // The head scores query and text together: as one text of both.

@@ -203,6 +203,20 @@ fn models_of_a_folder_are_loaded_when_they_are_named() {
     let folder = fixture.path("models");
     let mut command = quadriga(["serve", "--port", "0", "-c", "64", "--models-dir"]);
     let server = Running::start(command.arg(&folder));
+    // Ollama's clients see all of them, with what their files say.
+    let tags: Value = serde_json::from_str(&server.ask("GET", "/api/tags", "", "").1).unwrap();
+    let seen: Vec<_> = tags["models"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|model| (&model["name"], &model["details"]["family"]))
+        .collect();
+    let (bert, damaged, text) = (json!("bert"), json!("damaged"), json!("text"));
+    assert_eq!(seen, [(&bert, &json!("bert")), (&damaged, &json!("")), (&text, &json!("llama"))], "{tags}");
+    assert_eq!(tags["models"][0]["capabilities"], json!(["embedding"]));
+    let (status, shown) = server.post("/api/show", &json!({ "model": "text" }));
+    assert_eq!((status, &shown["model_info"]["general.architecture"]), (200, &json!("llama")), "{shown}");
+    assert_eq!(server.ask("GET", "/api/ps", "", "").1, "{\"models\":[]}");
     let mut chat = hello();
     chat["model"] = "text".into();
     let (status, answer) = server.post("/v1/chat/completions", &chat);
@@ -274,4 +288,37 @@ fn another_address_without_a_key_is_warned_about() {
     let server = serve(&fixture, &["--host", "0.0.0.0", "--api-key", "k"]);
     server.signal("TERM");
     assert!(!server.wait().1.contains("WARNING"));
+}
+
+#[test]
+fn a_reranker_sorts_documents_as_embed_does() {
+    let fixture = Fixture::reranker();
+    let texts = ["aaa", "zzzzzz", "query"];
+    let flags = [&texts[..], &["--query", "query", "-q"]].concat();
+    let printed = output(&mut fixture.command("embed", &flags)).success();
+    let printed: Value = serde_json::from_str(&printed.out).unwrap();
+    let rounded = |score: &Value| (score.as_f64().unwrap() * 1e4).round();
+    let wanted: Vec<_> = printed["ranking"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| (one["index"].clone(), rounded(&one["score"])))
+        .collect();
+    let server = Running::start(&mut fixture.command("serve", &["--port", "0"]));
+    for path in ["/rerank", "/v1/rerank", "/reranking"] {
+        let (status, answer) = server.post(path, &json!({ "query": "query", "documents": texts }));
+        let results = answer["results"].as_array().unwrap_or_else(|| panic!("{status}: {answer}"));
+        let found: Vec<_> =
+            results.iter().map(|one| (one["index"].clone(), rounded(&one["relevance_score"]))).collect();
+        assert_eq!(found, wanted, "{answer}");
+        assert!(answer["usage"]["prompt_tokens"].as_u64().unwrap() > 12, "{answer}");
+    }
+    // In the form of text-embeddings-inference, and only the best.
+    let body = json!({ "query": "query", "texts": texts, "top_n": 1, "return_text": true });
+    let (_, best) = server.post("/rerank", &body);
+    let first = wanted[0].0.as_u64().unwrap() as usize;
+    assert_eq!((best.as_array().unwrap().len(), &best[0]["text"]), (1, &json!(texts[first])), "{best}");
+    let (status, answer) = server.post("/rerank", &json!({ "query": "q", "documents": [] }));
+    assert_eq!(status, 400, "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().starts_with("documents"), "{answer}");
 }

@@ -22,7 +22,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use quadriga_llm::serving::{Batcher, BatcherOptions, Event, Request, Service};
+use quadriga_llm::sampling::SamplingOptions;
+use quadriga_llm::serving::{Batcher, BatcherOptions, Event, Request, Response, Service};
 use quadriga_llm::{EngineOptions, GeneratorOptions, Model};
 use quadriga_runtime::{Backend, Scheduler};
 use quadriga_server::{App, Keys, Limits, ModelRegistry, ServedModel, Server};
@@ -163,54 +164,84 @@ fn start(served: ServedModel) -> (SocketAddr, quadriga_server::StopHandle, std::
 /// Tokens of each stream when the server is compared with its engine.
 const COMPARED: usize = 128;
 
-/// Alternates between the engine alone and the server with the same requests.
+/// Pairs of runs in which the server is compared with its engine. The first pair is not counted.
+const PAIRS: usize = 9;
+
+/// Alternates between the engine alone and the server with the same requests: the same prompts, sampling options and numbers of tokens,
+/// and whichever was second comes first in the next pair.
 fn overhead(path: &str, streams: usize) {
     let model = Model::open(path).unwrap();
     let backend: Arc<dyn Backend> = Arc::new(quadriga_cpu::Backend::builder().build().unwrap());
-    let prompt = "Write a long story about a lighthouse.";
-    let tokens = model.tokenizer().unwrap().encode_prompt(prompt, true);
     let make = || batcher(model.clone(), Arc::clone(&backend), streams, 1024);
     let alone = Service::start(make()).unwrap();
     let served = ServedModel::start("model", make(), GeneratorOptions::default(), None).unwrap();
     let (address, stop, thread) = start(served);
     let clients = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut ratios = Vec::new();
-    for round in 0..6 {
-        let started = Instant::now();
-        let request =
-            || Request { max_tokens: Some(COMPARED), past_end: true, ..Request::new(tokens.clone()) };
-        let all: Vec<_> = (0..streams).map(|_| alone.submit(request()).unwrap()).collect();
-        let count: usize = all
-            .into_iter()
-            .map(|events| events.filter(|event| matches!(event, Event::Token { .. })).count())
-            .sum();
-        let engine = started.elapsed().as_secs_f64();
-        let started = Instant::now();
-        let body = serde_json::json!({
-            "prompt": prompt, "max_tokens": COMPARED, "stream": true, "ignore_eos": true, "temperature": 0,
-        });
-        clients.block_on(async {
-            let all: Vec<_> = (0..streams).map(|_| completion(address, body.to_string())).collect();
-            let mut set = tokio::task::JoinSet::new();
-            all.into_iter().for_each(|one| drop(set.spawn(one)));
-            while set.join_next().await.is_some() {}
-        });
-        let server = started.elapsed().as_secs_f64();
+    for pair in 0..PAIRS {
+        let prompts: Vec<String> =
+            (0..streams).map(|number| format!("Story {pair}.{number} about a lighthouse:")).collect();
+        let mut times = [0.0; 2];
+        for turn in 0..2 {
+            let of_server = (pair + turn) % 2 == 1;
+            let started = Instant::now();
+            let tokens = match of_server {
+                true => clients.block_on(server_tokens(address, &prompts)),
+                false => engine_tokens(&alone, &model, &prompts),
+            };
+            times[usize::from(of_server)] = started.elapsed().as_secs_f64();
+            assert_eq!(tokens, (streams * COMPARED) as u64, "an answer is short");
+        }
+        let [engine, server] = times;
         println!(
-            "round {round}: {count} tokens, engine {engine:.3} s, server {server:.3} s, {:+.2} %",
+            "pair {pair}: engine {engine:.3} s, server {server:.3} s, {:+.2} %",
             (server / engine - 1.0) * 100.0
         );
-        if round > 0 {
+        if pair > 0 {
             ratios.push(server / engine);
         }
     }
     ratios.sort_by(f64::total_cmp);
-    println!("median overhead at {streams} streams: {:+.2} %", (ratios[ratios.len() / 2] - 1.0) * 100.0);
+    let middle = (ratios[ratios.len() / 2] + ratios[(ratios.len() - 1) / 2]) / 2.0;
+    println!("median overhead at {streams} streams: {:+.2} %", (middle - 1.0) * 100.0);
     stop.stop();
     thread.join().unwrap();
 }
 
-async fn completion(address: SocketAddr, body: String) {
+/// Tokens of the engine's answers to prompts that are all there at once.
+fn engine_tokens(service: &Service, model: &Model, prompts: &[String]) -> u64 {
+    let sampling =
+        SamplingOptions { temperature: 0.0, ignore_eos: true, ..GeneratorOptions::default().sampling };
+    let request = |prompt: &String| Request {
+        sampling: sampling.clone(),
+        max_tokens: Some(COMPARED),
+        ..Request::new(model.tokenizer().unwrap().encode_prompt(prompt, true))
+    };
+    let all: Vec<_> = prompts.iter().map(|prompt| service.submit(request(prompt)).unwrap()).collect();
+    let tokens =
+        |events: Response| events.filter(|event| matches!(event, Event::Token { .. })).count() as u64;
+    all.into_iter().map(tokens).sum()
+}
+
+/// The same of the server's, which are streamed.
+async fn server_tokens(address: SocketAddr, prompts: &[String]) -> u64 {
+    let mut set = tokio::task::JoinSet::new();
+    for prompt in prompts {
+        let body = serde_json::json!({
+            "prompt": prompt, "max_tokens": COMPARED, "stream": true, "ignore_eos": true, "temperature": 0,
+            "stream_options": { "include_usage": true },
+        });
+        set.spawn(completion(address, body.to_string()));
+    }
+    let mut sum = 0;
+    while let Some(tokens) = set.join_next().await {
+        sum += tokens.unwrap();
+    }
+    sum
+}
+
+/// The number of tokens of a streamed completion, as its last chunk has it.
+async fn completion(address: SocketAddr, body: String) -> u64 {
     let mut socket = TcpStream::connect(address).await.unwrap();
     let head = format!(
         "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
@@ -220,7 +251,10 @@ async fn completion(address: SocketAddr, body: String) {
     socket.write_all(body.as_bytes()).await.unwrap();
     let mut text = Vec::new();
     tokio::io::AsyncReadExt::read_to_end(&mut socket, &mut text).await.unwrap();
-    assert!(text.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&text));
+    let text = String::from_utf8_lossy(&text);
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    let (_, rest) = text.rsplit_once("\"completion_tokens\":").unwrap_or_else(|| panic!("{text}"));
+    rest.split(|letter: char| !letter.is_ascii_digit()).next().unwrap().parse().unwrap()
 }
 
 /// Streams of a device that computes nothing: the processor time of the threads that serve connections is that of streaming.

@@ -165,8 +165,8 @@ impl IntoResponse for ApiError {
             let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
         }
-        if self.kind == ErrorKind::Internal {
-            // It would fail again, and cost as much.
+        if matches!(self.kind, ErrorKind::Internal | ErrorKind::Unsupported) {
+            // It would fail again, and cost as much. Clients repeat whatever has a status of 500 or more.
             headers.insert("x-should-retry", HeaderValue::from_static("false"));
         }
         response.extensions_mut().insert(self);

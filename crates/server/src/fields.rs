@@ -130,6 +130,11 @@ impl<'a> Fields<'a> {
         self.read(name, "an object", Value::as_object)
     }
 
+    /// A JSON schema, which is an object.
+    pub fn schema(&self, name: &str) -> Result<Option<Value>, ApiError> {
+        Ok(self.map(name)?.map(|schema| Value::Object(schema.clone())))
+    }
+
     /// A string, or a list of them.
     pub fn texts(&self, name: &str) -> Result<Option<Vec<String>>, ApiError> {
         self.read(name, "a string or a list of strings", |value| match value {
@@ -140,12 +145,15 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// The largest whole number that is read: larger ones are not exact in all clients.
+const LARGEST: i64 = 9_000_000_000_000_000;
+
 fn whole(value: &Value) -> Option<i64> {
     let float = || {
         let number = value.as_f64()?;
-        (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64)
+        (number.fract() == 0.0 && number.abs() <= LARGEST as f64).then_some(number as i64)
     };
-    value.as_i64().or_else(float)
+    value.as_i64().or_else(float).filter(|number| (-LARGEST..=LARGEST).contains(number))
 }
 
 /// An error about a value of another type than the wanted one.

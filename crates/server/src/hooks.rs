@@ -33,11 +33,14 @@ pub(crate) fn constrain(
 
 /// A schema or grammar that cannot be compiled is the caller's error.
 fn error_of(error: Error, generation: &Generation) -> ApiError {
-    let is_grammar = matches!(error, Error::Grammar { .. });
-    let error = ApiError::from(error);
-    match generation.constraint_field {
-        Some(field) if is_grammar => error.at(field),
-        _ => error,
+    // Without a form of the answer, it is the schema of a tool.
+    let field = match generation.constraint {
+        Constraint::None => Some("tools"),
+        _ => generation.constraint_field,
+    };
+    match field.filter(|_| matches!(error, Error::Grammar { .. })) {
+        Some(field) => ApiError::field(field, format!("is refused: {error}")),
+        None => error.into(),
     }
 }
 

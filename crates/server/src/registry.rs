@@ -197,6 +197,16 @@ impl ModelRegistry {
         self.load(&name).await
     }
 
+    /// What is known of the model that a request names, which is not loaded for that.
+    ///
+    /// # Errors
+    /// There is no model of that name.
+    pub fn describe(&self, name: Option<&str>) -> Result<ListedModel, ApiError> {
+        let name = self.resolve(name)?;
+        let found = self.list().into_iter().find(|listed| listed.name == name);
+        found.ok_or_else(|| ApiError::model_not_found(&name))
+    }
+
     /// Loads a model of this very name, unless it is loaded.
     ///
     /// # Errors

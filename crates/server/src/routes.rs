@@ -11,9 +11,10 @@ use axum::routing::get;
 use bytes::Bytes;
 
 use crate::app::App;
-use crate::dialects::{anthropic, llama_server, ollama, openai};
+use crate::dialects::{Dialect, anthropic, llama_server, ollama, openai};
 use crate::error::{ApiError, ErrorKind};
-use crate::openapi::DescribedRoutes;
+use crate::openapi::schema::any_object;
+use crate::openapi::{Answer, DescribedRoutes, Group, Operation};
 use crate::{page, passage, status};
 
 /// The server's routes.
@@ -22,12 +23,23 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .merge(openai::routes())
         .merge(anthropic::routes())
         .merge(ollama::routes())
-        .merge(llama_server::routes());
-    let document = Bytes::from(described.document().to_string());
+        .merge(llama_server::routes())
+        .merge(status::routes())
+        .describe(
+            "get",
+            &["/openapi.json"],
+            Operation {
+                id: "openapi",
+                group: Group::Server,
+                summary: "This description",
+                request: None,
+                answer: Answer::Json(any_object),
+            },
+        );
+    let document = Bytes::from(described.document(|path| Dialect::of_path(path).error_schema()).to_string());
     let openapi = move || async move { ([(header::CONTENT_TYPE, "application/json")], document) };
     Router::new()
         .merge(page::routes())
-        .merge(status::routes())
         .merge(described.into_router())
         .route("/openapi.json", get(openapi))
         .fallback(not_found)

@@ -64,12 +64,16 @@ impl Running {
             let stops = Arc::new(stops);
             let first = running.choices.len();
             let flights: Vec<_> = requests.iter().map(|_| served.note_in_flight(prompt.len())).collect();
+            let mut submission = Submission { served: Arc::clone(served), requests: requests.len() };
             let sinks =
                 flights.iter().zip(first..).map(|(flight, choice)| sink(served, flight, choice, &sender));
             let requests: Vec<(Request, EventSink)> = requests.into_iter().zip(sinks).collect();
             let (reply, accepted) = oneshot::channel();
             served.service()?.submit_to(requests, move |ids| reply.send(ids).is_ok())?;
-            let ids = accepted.await.map_err(|_| ApiError::from(quadriga_llm::Error::ServiceStopped))??;
+            let accepted = accepted.await;
+            // Whatever the answer is, somebody was there to hear it.
+            submission.requests = 0;
+            let ids = accepted.map_err(|_| ApiError::from(quadriga_llm::Error::ServiceStopped))??;
             running.choices.extend(ids.into_iter().zip(flights).map(|(id, flight)| RunningChoice {
                 id: Some(id),
                 stops: Arc::clone(&stops),
@@ -200,9 +204,29 @@ impl Running {
                 running.id = None;
                 self.served.metrics.note_failed();
                 self.served.note_failure(&error);
-                self.fail(ApiError::new(ErrorKind::Internal, format!("generation failed: {error}")))
+                let kind = match &*error {
+                    // A schema that can be compiled may still have no answer.
+                    quadriga_llm::Error::SamplingHook(_) | quadriga_llm::Error::ChangedLogits(_) => {
+                        ErrorKind::Invalid
+                    }
+                    _ => ErrorKind::Internal,
+                };
+                self.fail(ApiError::new(kind, format!("generation failed: {error}")))
             }
         })
+    }
+}
+
+/// Requests that the engine has not accepted yet: if their client goes away before that, they are counted as cancelled. The engine
+/// drops them when it sees that nobody waits for its word.
+struct Submission {
+    served: Arc<ServedModel>,
+    requests: usize,
+}
+
+impl Drop for Submission {
+    fn drop(&mut self) {
+        (0..self.requests).for_each(|_| self.served.metrics.note_cancelled());
     }
 }
 

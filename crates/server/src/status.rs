@@ -3,32 +3,118 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use axum::Json;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use axum::{Json, Router};
 use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::call::Call;
 use crate::error::{ApiError, ErrorKind};
 use crate::model::{PlanPictures, ServedModel};
+use crate::openapi::schema::{answer, count, flag, list, nullable, number, one_of, request, text};
+use crate::openapi::{Answer, DescribedRoutes, Group, Operation};
 use crate::operation::exposition::Exposition;
 use crate::operation::process;
 
 /// The routes.
-pub(crate) fn routes() -> Router<Arc<App>> {
-    Router::new()
-        .route("/health", get(health))
-        .route("/v1/health", get(health))
-        .route("/ready", get(health))
-        .route("/status", get(status))
-        .route("/metrics", get(metrics))
-        .route("/plan.svg", get(plan_svg))
-        .route("/plan", get(plan))
-        .route("/models/load", post(load_model))
-        .route("/models/unload", post(unload_model))
+pub(crate) fn routes() -> DescribedRoutes {
+    let group = Group::Server;
+    let get = |id, summary, answer| Operation { id, group, summary, request: None, answer };
+    let change = |id, summary| Operation {
+        id,
+        group,
+        summary,
+        request: Some(model_request),
+        answer: Answer::Json(success),
+    };
+    DescribedRoutes::default()
+        .get(
+            &["/health", "/v1/health", "/ready"],
+            health,
+            get("health", "Whether the server takes requests", Answer::Json(health_schema)),
+        )
+        .get(&["/status"], status, get("status", "What the server is doing", Answer::Json(status_schema)))
+        .get(
+            &["/metrics"],
+            metrics,
+            get(
+                "metrics",
+                "Counters and histograms in the text format of Prometheus",
+                Answer::Text("text/plain"),
+            ),
+        )
+        .get(
+            &["/plan.svg"],
+            plan_svg,
+            get("planSvg", "The plan of the loaded model as a drawing", Answer::Text("image/svg+xml")),
+        )
+        .get(
+            &["/plan"],
+            plan,
+            get("plan", "The plan of the loaded model as a page", Answer::Text("text/html")),
+        )
+        .post(
+            &["/models/load"],
+            load_model,
+            change("loadModel", "Loads a model, and answers once that is done"),
+        )
+        .post(
+            &["/models/unload"],
+            unload_model,
+            change("unloadModel", "Unloads a model; answers that it is generating are finished"),
+        )
+}
+
+fn health_schema() -> Value {
+    answer(json!({ "status": one_of(&["ok"]) }))
+}
+
+fn model_request() -> Value {
+    request(&["model"], json!({ "model": text() }), [])
+}
+
+fn success() -> Value {
+    answer(json!({ "success": flag() }))
+}
+
+/// The first model's state, and that of all.
+fn status_schema() -> Value {
+    let unloaded = json!({ "model": text(), "state": text(), "failure": nullable(&text()) });
+    answer(json!({
+        "model": nullable(&text()),
+        "uptime_s": number(),
+        "version": text(),
+        "models": list(model_schema()),
+        "unloaded": list(answer(unloaded)),
+    }))
+}
+
+fn model_schema() -> Value {
+    let one = json!({
+        "id": count(),
+        "state": one_of(&["running", "waiting"]),
+        "prompt_tokens": count(),
+        "generated_tokens": count(),
+        "age_s": number(),
+    });
+    answer(json!({
+        "model": text(),
+        "context": count(),
+        "steps": count(),
+        "running": count(),
+        "waiting": count(),
+        "pages": answer(json!({ "total": count(), "used": count(), "cached": count() })),
+        "host_bytes": count(),
+        "computed_tokens": count(),
+        "cached_tokens": count(),
+        "preempted": count(),
+        "guessed": count(),
+        "guessed_right": count(),
+        "tok_s": number(),
+        "requests": list(answer(one)),
+    }))
 }
 
 async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {

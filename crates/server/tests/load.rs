@@ -6,7 +6,7 @@ mod common;
 #[path = "common/load.rs"]
 mod load;
 
-use common::Setup;
+use common::{Setup, TestServer, hello, json, with};
 use load::Storm;
 use quadriga_server::operation::process::open_descriptors;
 
@@ -33,6 +33,44 @@ fn clients_that_go_away_leave_nothing_behind() {
         }
     });
     server.assert_idle();
+}
+
+/// The number of answers that ended because their client went away.
+fn cancelled(server: &TestServer) -> f64 {
+    let text = server.get("/metrics").text();
+    let line =
+        text.lines().find(|line| line.starts_with("vllm:request_success_total") && line.contains("abort"));
+    line.unwrap().rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_client_that_leaves_before_its_request_is_accepted_is_counted() {
+    let server = TestServer::start();
+    let served = server.app.models().loaded().remove(0);
+    // The engine's thread hears of nothing else while it waits for this request's listener.
+    let (release, gate) = std::sync::mpsc::channel::<()>();
+    let (entered, waits) = std::sync::mpsc::channel();
+    let listener = Box::new(move |_| {
+        let _ = entered.send(());
+        let _ = gate.recv();
+        false
+    });
+    let first = quadriga_llm::serving::Request::new(vec![1, 2, 3]);
+    served.service().unwrap().submit_to(vec![(first, listener)], |ids| ids.is_ok()).unwrap();
+    waits.recv().unwrap();
+    let body = with(hello(), json!({ "n": 3, "stream": true })).to_string();
+    let mut stream = server.client().connect();
+    let head =
+        format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    std::io::Write::write_all(&mut stream, (head + &body).as_bytes()).unwrap();
+    while served.in_flight().len() < 3 {}
+    drop(stream);
+    while !served.in_flight().is_empty() {}
+    assert_eq!(cancelled(&server), 3.0);
+    drop(release);
+    server.assert_idle();
+    assert_eq!(cancelled(&server), 3.0);
+    assert_eq!(served.state().steps, 1, "nothing was computed for it");
 }
 
 /// The fewest descriptors that many looks find, or the first count of at most `enough`: the server closes its end of a connection some

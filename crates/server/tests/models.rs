@@ -231,6 +231,44 @@ fn a_client_can_say_how_long_a_model_is_kept() {
 }
 
 #[test]
+fn clients_of_ollama_load_keep_and_unload_models() {
+    let several = several(4.0, ModelPolicy::default());
+    let server = &several.server;
+    let names = |path: &str| -> Vec<String> {
+        let list = server.get(path).ok()["models"].as_array().unwrap().clone();
+        list.iter().map(|model| model["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let reason =
+        |path: &str, body: Value| server.post(path, &body).ok()["done_reason"].as_str().unwrap().to_owned();
+    let expires = || server.get("/api/ps").ok()["models"][0]["expires_at"].as_str().unwrap().to_owned();
+    // Models are listed though none is loaded, and one that is not loaded need not be to be unloaded.
+    assert_eq!(names("/api/tags"), ["alpha", "beta", "broken"]);
+    assert_eq!(names("/api/ps"), Vec::<String>::new());
+    assert_eq!(reason("/api/generate", json!({ "model": "alpha", "keep_alive": 0 })), "unload");
+    assert_eq!(several.loads.load(Ordering::SeqCst), 0);
+    let minutes = json!({ "model": "alpha:latest", "messages": [], "keep_alive": "5m" });
+    assert_eq!(reason("/api/chat", minutes), "load");
+    assert_eq!((names("/api/ps"), names("/api/tags").len()), (vec!["alpha".to_owned()], 3));
+    assert!(expires().starts_with("20"), "{}", expires());
+    assert_eq!(reason("/api/generate", json!({ "model": "alpha", "keep_alive": -1 })), "load");
+    assert!(expires().starts_with("9999"), "{}", expires());
+    // What is wrong is said, and changes nothing.
+    let wrong = json!({ "model": "alpha", "keep_alive": 0, "options": { "temperature": "hot" } });
+    assert_eq!(server.post("/api/generate", &wrong).status, 400);
+    assert_eq!(several.loaded(), ["alpha"]);
+    // An answer comes first.
+    let last = json!({ "model": "alpha", "prompt": "hello", "stream": false, "keep_alive": 0,
+        "options": { "num_predict": 4, "ignore_eos": true } });
+    assert_eq!(reason("/api/generate", last), "length");
+    while !several.loaded().is_empty() {}
+    assert_eq!(reason("/api/chat", json!({ "model": "beta", "messages": [] })), "load");
+    assert_eq!(reason("/api/chat", json!({ "model": "beta", "messages": [], "keep_alive": "0s" })), "unload");
+    assert_eq!(several.loaded(), Vec::<String>::new());
+    while several.sim.used_bytes() > 0 {}
+    assert_eq!(server.post("/api/generate", &json!({ "model": "gamma", "keep_alive": 0 })).status, 404);
+}
+
+#[test]
 fn a_model_without_a_loader_can_be_unloaded_but_not_come_back() {
     let server = Setup::default().start();
     server.post(CHAT, &hello()).ok();

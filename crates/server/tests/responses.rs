@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{TestServer, Value, json, with};
+use common::{Setup, TestServer, Value, json, model, with};
 
 #[test]
 fn events_add_up_to_the_response() {
@@ -56,5 +56,34 @@ fn events_add_up_to_the_response() {
     assert_eq!(last["output"][0]["content"][0]["text"], text);
     assert_eq!(last["output"][0]["content"], whole["output"][0]["content"]);
     assert_eq!((&last["usage"], &last["status"]), (&whole["usage"], &whole["status"]));
+    server.assert_idle();
+}
+
+#[test]
+fn strict_tools_have_schemas_that_can_be_enforced() {
+    let template = include_str!("../../llm/tests/data/tool_templates/hermes.jinja");
+    let mut setup = Setup { model: model::with_template(template), ..Setup::default() };
+    setup.batcher.engine.context = 2048;
+    let server = setup.start();
+    let request = |strict: Value| {
+        let pattern =
+            json!({ "type": "object", "properties": { "x": { "type": "string", "pattern": "(?=a)" } } });
+        let tool = json!({ "type": "function", "name": "odd", "parameters": pattern, "strict": strict });
+        json!({ "model": "small", "input": "hello", "tools": [tool], "tool_choice": "required",
+            "max_output_tokens": 40, "seed": 1 })
+    };
+    let refused = server.post("/v1/responses", &request(json!(true)));
+    assert_eq!(
+        (refused.status, &refused.json()["error"]["param"]),
+        (400, &json!("tools")),
+        "{}",
+        refused.text()
+    );
+    assert!(refused.text().contains("odd"), "{}", refused.text());
+    for strict in [json!(false), Value::Null] {
+        let whole = server.post("/v1/responses", &request(strict)).ok();
+        assert_eq!(whole["output"][0]["name"], "odd", "{whole}");
+    }
+    assert_eq!(server.post("/v1/responses", &request(json!("yes"))).status, 400);
     server.assert_idle();
 }

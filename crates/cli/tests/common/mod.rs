@@ -112,6 +112,27 @@ impl Fixture {
         fixture
     }
 
+    /// A small encoder with a classification head.
+    pub fn reranker() -> Fixture {
+        let fixture = Fixture::new(&["--arch", "bert", "--context", "64"]);
+        let old = fixture.path("old.gguf");
+        std::fs::rename(&fixture.model, &old).unwrap();
+        let file = quadriga_gguf::File::open(&old).unwrap();
+        let head: Vec<u8> =
+            (0..64).flat_map(|i| (((i * 37 % 64) as f32) / 32.0 - 1.0).to_le_bytes()).collect();
+        let mut writer = quadriga_gguf::Writer::new();
+        for (key, value) in file.metadata().filter(|(key, _)| *key != "bert.pooling_type") {
+            writer.set(key, quadriga_gguf::OwnedValue::from(value)).unwrap();
+        }
+        writer.set("bert.pooling_type", 4u32).unwrap();
+        for tensor in file.tensors() {
+            writer.tensor_bytes(tensor.name(), tensor.dtype(), tensor.shape(), tensor.bytes()).unwrap();
+        }
+        writer.tensor_bytes("cls.output.weight", quadriga_graph::DType::F32, [1, 64], &head).unwrap();
+        writer.write(&fixture.model).unwrap();
+        fixture
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

@@ -6,6 +6,16 @@ use super::Dialect;
 use crate::error::{ApiError, ErrorKind};
 
 impl Dialect {
+    /// The name of the schema of error bodies, as `/openapi.json` has it.
+    pub fn error_schema(self) -> &'static str {
+        match self {
+            Dialect::OpenAi => "OpenAiError",
+            Dialect::Anthropic => "AnthropicError",
+            Dialect::Ollama => "OllamaError",
+            Dialect::LlamaServer => "LlamaServerError",
+        }
+    }
+
     /// The body of an error.
     pub fn error_body(self, error: &ApiError, request_id: Option<&str>) -> Value {
         match self {

@@ -1,5 +1,7 @@
 //! Prompts for text between a prefix and a suffix, for models that were trained to write it.
 
+use quadriga_llm::Model;
+
 use crate::error::{ApiError, ErrorKind};
 use crate::generation::PromptPart;
 use crate::model::ServedModel;
@@ -65,10 +67,10 @@ const FILE: (&str, &[&str]) = ("tokenizer.ggml.fim_sep_token_id", &["<|file_sep|
 
 impl FillTokens {
     /// The tokens of a model, if it has those that are needed.
-    pub(crate) fn of(served: &ServedModel) -> Option<FillTokens> {
-        let tokens = &served.model.tokenizer().ok()?.vocabulary().tokens;
+    pub(crate) fn of(model: &Model) -> Option<FillTokens> {
+        let tokens = &model.tokenizer().ok()?.vocabulary().tokens;
         let find = |(key, names): (&str, &[&str])| {
-            let of_file = served.model.file().find::<u32>(key).ok().flatten();
+            let of_file = model.file().find::<u32>(key).ok().flatten();
             let valid = of_file.filter(|token| (*token as usize) < tokens.len());
             let named = || tokens.iter().position(|token| names.contains(&token.as_str()));
             valid.or_else(|| named().and_then(|token| u32::try_from(token).ok()))

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::constraint::{Constraint, ToolChoice};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::openapi::schema::{any_object, any_of, flag, list, one_of, request, text};
+use crate::openapi::schema::{any_object, any_of, flag, list, one_of, request, text, with_field};
 
 /// The form that `response_format`, `json_schema` or `grammar` ask for, or the fields that vLLM has for the same.
 pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
@@ -13,15 +13,17 @@ pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
         let known = ["text", "json_object", "json_schema", "regex", "grammar"];
         match format.one_of("type", &known)?.ok_or_else(|| format.missing("type"))? {
             "json_object" => {
-                return Ok(match format.value("schema") {
-                    Some(schema) => Constraint::JsonSchema(schema.clone()),
+                return Ok(match format.schema("schema")? {
+                    Some(schema) => Constraint::JsonSchema(schema),
                     None => Constraint::JsonObject,
                 });
             }
             "json_schema" => {
                 let named = format.object("json_schema")?.ok_or_else(|| format.missing("json_schema"))?;
-                let schema = named.value("schema").ok_or_else(|| named.missing("schema"))?;
-                return Ok(Constraint::JsonSchema(schema.clone()));
+                let schema = named.schema("schema")?.ok_or_else(|| named.missing("schema"))?;
+                named.text("name")?;
+                named.flag("strict")?;
+                return Ok(Constraint::JsonSchema(schema));
             }
             "regex" => {
                 let pattern = format.text("pattern")?.or(format.text("regex")?);
@@ -39,10 +41,11 @@ pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
     if let Some(constraint) = guided(fields, "guided_")? {
         return Ok(constraint);
     }
-    if let Some(schema) = fields.map("json_schema")? {
-        return Ok(Constraint::JsonSchema(Value::Object(schema.clone())));
+    let grammar_text = fields.text("grammar")?;
+    if let Some(schema) = fields.schema("json_schema")? {
+        return Ok(Constraint::JsonSchema(schema));
     }
-    Ok(match fields.text("grammar")?.filter(|grammar| !grammar.is_empty()) {
+    Ok(match grammar_text.filter(|grammar| !grammar.is_empty()) {
         Some(source) => grammar(source),
         None => Constraint::None,
     })
@@ -111,7 +114,9 @@ pub fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
         }
         let function = tool.object("function")?.ok_or_else(|| tool.missing("function"))?;
         let name = function.required_text("name")?;
+        function.text("description")?;
         function.map("parameters")?;
+        function.flag("strict")?;
         let mut definition = json!({ "name": name });
         if let Some(object) = definition.as_object_mut() {
             let fields = ["description", "parameters", "strict"];
@@ -182,6 +187,28 @@ pub(crate) fn grammar_schema() -> Value {
     json!({ "grammar": text(), "json_schema": any_object() })
 }
 
+/// The schema of `tool_choice`: the name of a function is in an object of its own or not, and so are those that are allowed.
+pub(crate) fn tool_choice_schema() -> Value {
+    let kind = || one_of(&["function"]);
+    let flat =
+        request(&["name"], json!({ "type": kind(), "function": { "type": "null" }, "name": text() }), []);
+    let named = request(&["name"], json!({ "name": text() }), []);
+    let nested = request(&["function"], json!({ "type": kind(), "function": named }), []);
+    let tool = any_of([
+        request(&["name"], json!({ "function": { "type": "null" }, "name": text() }), []),
+        request(&["function"], json!({ "function": request(&["name"], json!({ "name": text() }), []) }), []),
+    ]);
+    let of_tools = json!({ "mode": one_of(&["auto", "required"]), "tools": list(tool) });
+    let allowed = request(&["tools"], of_tools.clone(), []);
+    let of_type = |fields: Value, required: &[&str]| {
+        with_field(request(required, fields, []), "type", one_of(&["allowed_tools"]))
+    };
+    let outside =
+        with_field(of_type(of_tools, &["type", "tools"]), "allowed_tools", json!({ "type": "null" }));
+    let inside = of_type(json!({ "allowed_tools": allowed }), &["type", "allowed_tools"]);
+    any_of([one_of(&["none", "auto", "required"]), nested, flat, outside, inside])
+}
+
 /// The schema of the fields about tools and the form of the answer.
 pub(crate) fn schema() -> Value {
     let function = request(
@@ -190,8 +217,6 @@ pub(crate) fn schema() -> Value {
         [],
     );
     let tool = request(&["function"], json!({ "type": one_of(&["function"]), "function": function }), []);
-    let named = request(&["name"], json!({ "name": text() }), []);
-    let choice = request(&["function"], json!({ "type": one_of(&["function"]), "function": named }), []);
     let schema =
         request(&["schema"], json!({ "name": text(), "schema": any_object(), "strict": flag() }), []);
     let format = any_of([
@@ -202,10 +227,13 @@ pub(crate) fn schema() -> Value {
             json!({ "type": one_of(&["json_schema"]), "json_schema": schema }),
             [],
         ),
+        request(&["type", "pattern"], json!({ "type": one_of(&["regex"]), "pattern": text() }), []),
+        request(&["type", "regex"], json!({ "type": one_of(&["regex"]), "regex": text() }), []),
+        request(&["type", "grammar"], json!({ "type": one_of(&["grammar"]), "grammar": text() }), []),
     ]);
     json!({
         "tools": list(tool),
-        "tool_choice": any_of([one_of(&["none", "auto", "required"]), choice]),
+        "tool_choice": tool_choice_schema(),
         "parallel_tool_calls": flag(),
         "response_format": format,
     })

@@ -48,7 +48,8 @@ const LLAMA_SERVER: &[&str] = &[
 ];
 
 impl Dialect {
-    /// The dialect of a path, known or not.
+    /// The dialect of a path, known or not, which decides the form of its errors. Paths that OpenAI and llama-server share have
+    /// OpenAI's form.
     pub fn of_path(path: &str) -> Dialect {
         if path.starts_with("/v1/messages") {
             Dialect::Anthropic

@@ -161,8 +161,13 @@ pub(crate) fn schema() -> Value {
         "logit_bias": { "type": "object", "additionalProperties": { "type": "number" } },
         "ignore_eos": flag(),
         "samplers": texts(),
-        "seed": integer(),
+        "seed": seed_schema(),
     })
+}
+
+/// The schema of a seed, which may be larger than other numbers.
+pub(crate) fn seed_schema() -> Value {
+    json!({ "type": "integer", "minimum": -9_000_000_000_000_000_i64, "maximum": u64::MAX })
 }
 
 /// The seed; a random one if there is none, or if it is -1.

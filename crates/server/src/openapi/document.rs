@@ -6,12 +6,12 @@ use super::schema::{answer, integer, nullable, one_of, text};
 use super::{Answer, Described, Group};
 
 /// The document.
-pub(super) fn document(described: &[Described]) -> Value {
+pub(super) fn document(described: &[Described], error_schema: fn(&str) -> &'static str) -> Value {
     let mut paths: Map<String, Value> = Map::new();
     for route in described {
         let path = paths.entry(route.path.replace("{*", "{")).or_insert_with(|| json!({}));
         if let Some(path) = path.as_object_mut() {
-            path.insert(route.method.to_owned(), operation(route));
+            path.insert(route.method.to_owned(), operation(route, error_schema(route.path)));
         }
     }
     json!({
@@ -59,7 +59,7 @@ fn anthropic_error() -> Value {
     }))
 }
 
-fn operation(route: &Described) -> Value {
+fn operation(route: &Described, error_schema: &str) -> Value {
     let Described { operation, alias, .. } = route;
     let id = match alias {
         0 => operation.id.to_owned(),
@@ -69,7 +69,7 @@ fn operation(route: &Described) -> Value {
         "operationId": id,
         "summary": operation.summary,
         "tags": [tag(operation.group)],
-        "responses": responses(operation.answer, operation.group, operation.request.is_some()),
+        "responses": responses(operation.answer, error_schema, operation.request.is_some()),
     });
     if let Some(object) = object.as_object_mut() {
         let parameters = parameters(route.path);
@@ -99,12 +99,13 @@ fn parameters(path: &str) -> Vec<Value> {
         .collect()
 }
 
-fn responses(answer: Answer, group: Group, has_body: bool) -> Value {
+fn responses(answer: Answer, error_schema: &str, has_body: bool) -> Value {
     let content = match answer {
         Answer::Json(schema) => json!({ "application/json": { "schema": schema() } }),
         Answer::JsonOrEvents(schema) => json!({
             "application/json": { "schema": schema() },
-            "text/event-stream": { "schema": text() },
+            // Events, which schemas of this version cannot describe.
+            "text/event-stream": {},
         }),
         Answer::JsonLines(schema) => json!({
             "application/json": { "schema": schema() },
@@ -127,7 +128,7 @@ fn responses(answer: Answer, group: Group, has_body: bool) -> Value {
         ("413", "The body is too large"),
         ("429", "A limit of the key is reached, or too many requests wait"),
     ];
-    let schema = json!({ "$ref": format!("#/components/schemas/{}", error_schema(group)) });
+    let schema = json!({ "$ref": format!("#/components/schemas/{error_schema}") });
     for (status, description) in
         general.iter().chain(&server).chain(if has_body { &of_body[..] } else { &[] })
     {
@@ -138,15 +139,6 @@ fn responses(answer: Answer, group: Group, has_body: bool) -> Value {
         all.insert((*status).to_owned(), error);
     }
     all.into()
-}
-
-fn error_schema(group: Group) -> &'static str {
-    match group {
-        Group::OpenAi | Group::Server => "OpenAiError",
-        Group::Anthropic => "AnthropicError",
-        Group::Ollama => "OllamaError",
-        Group::LlamaServer => "LlamaServerError",
-    }
 }
 
 fn tag(group: Group) -> &'static str {

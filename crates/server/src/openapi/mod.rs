@@ -40,7 +40,7 @@ pub enum Answer {
     Text(&'static str),
 }
 
-/// Routes that share a form of errors.
+/// Whose interface a route belongs to. The form of its errors follows from its path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Group {
     /// OpenAI's.
@@ -109,7 +109,9 @@ impl DescribedRoutes {
         self
     }
 
-    fn describe(
+    /// Describes a route that is registered elsewhere.
+    #[must_use]
+    pub fn describe(
         mut self,
         method: &'static str,
         paths: &[&'static str],
@@ -120,9 +122,9 @@ impl DescribedRoutes {
         self
     }
 
-    /// The OpenAPI document.
-    pub fn document(&self) -> Value {
-        document::document(&self.described)
+    /// The OpenAPI document; `error_schema` is the name of the schema of a path's errors.
+    pub fn document(&self, error_schema: fn(&str) -> &'static str) -> Value {
+        document::document(&self.described, error_schema)
     }
 
     /// The routes alone.

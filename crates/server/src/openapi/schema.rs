@@ -77,6 +77,7 @@ pub fn nullable(schema: &Value) -> Value {
     let mut schema = schema.clone();
     let Some(object) = schema.as_object_mut() else { return schema };
     match object.get("type") {
+        Some(Value::String(kind)) if kind == "null" => schema,
         Some(Value::String(kind)) => {
             let kinds = json!([kind, "null"]);
             object.insert("type".to_owned(), kinds);
@@ -120,6 +121,28 @@ pub fn with(mut schema: Value, more: Value) -> Value {
         schema.extend(more);
     }
     schema
+}
+
+/// An object whose `type` is another one than this, as tools of other vendors' own servers have it.
+pub fn other_type(kind: &str) -> Value {
+    let kind = json!({ "type": "string", "not": { "const": kind } });
+    json!({ "type": "object", "required": ["type"], "properties": { "type": kind } })
+}
+
+/// The schema of an object with one more field, or another schema for one.
+pub fn with_field(mut schema: Value, name: &str, field: Value) -> Value {
+    if let Some(fields) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+        fields.insert(name.to_owned(), field);
+    }
+    schema
+}
+
+/// The schema of an object that must have one more of its fields, which is not `null` then.
+pub fn requiring(mut schema: Value, name: &str, field: Value) -> Value {
+    if let Some(required) = schema.get_mut("required").and_then(Value::as_array_mut) {
+        required.push(name.into());
+    }
+    with_field(schema, name, field)
 }
 
 /// An object of an answer that has all of these fields, and perhaps others.

@@ -1,7 +1,7 @@
 //! Finds, plans and loads the models that are served.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use quadriga_llm::placement::Devices;
@@ -22,6 +22,8 @@ pub(super) struct Loader {
     arguments: ServeArgs,
     /// The model of `-m`, or the default one where no folder is given.
     first: Option<ModelEntry>,
+    /// The file of that model, once it was opened: it may have been fetched.
+    first_file: OnceLock<PathBuf>,
     /// All models run on the same devices. They are opened with the first.
     devices: Mutex<Option<Devices>>,
     /// Why the first model was not loaded, with its exit code.
@@ -53,6 +55,7 @@ impl Loader {
         Loader {
             arguments: arguments.clone(),
             first,
+            first_file: OnceLock::new(),
             devices: Mutex::default(),
             failure: std::sync::Arc::default(),
         }
@@ -69,7 +72,7 @@ impl Loader {
     }
 
     fn try_load(&self, entry: &ModelEntry) -> Result<ServedModel, LoadFailure> {
-        let is_first = self.first.as_ref() == Some(entry);
+        let is_first = self.first.as_ref().is_some_and(|first| first.name == entry.name);
         let mut options = match is_first {
             true => self.arguments.model.clone(),
             false => self.arguments.model.of_other_file(&entry.path),
@@ -78,6 +81,9 @@ impl Loader {
         // What the notes say was said with the first model.
         options.quiet |= devices.is_some();
         let (model, opening) = options.open()?;
+        if let Some(path) = model.file().paths().next().filter(|_| is_first) {
+            let _ = self.first_file.set(path.to_owned());
+        }
         let load = Load { loader: self, entry, options, opening, devices, is_first };
         match model.hyperparameters().encoder {
             true => load.encoder(model),
@@ -163,7 +169,11 @@ impl ModelLoader for Loader {
     }
 
     fn entries(&self) -> Vec<ModelEntry> {
-        let mut all: Vec<ModelEntry> = self.first.iter().cloned().collect();
+        let opened = |first: &ModelEntry| match self.first_file.get() {
+            Some(path) => entry(first.name.clone(), path.clone()),
+            None => first.clone(),
+        };
+        let mut all: Vec<ModelEntry> = self.first.iter().map(opened).collect();
         if let Some(folder) = &self.arguments.models_dir {
             let found = model_files(folder);
             all.extend(

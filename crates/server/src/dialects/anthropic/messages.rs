@@ -75,6 +75,7 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
         max_tokens: None,
         stops: sampling_fields::stops(fields, "stop_sequences", served)?,
         constraint: constraint(format.as_ref())?,
+        constraint_field: Some("output_config.format"),
         tool_choice,
         parallel_tool_calls,
         reasoning_budget,
@@ -109,8 +110,8 @@ fn constraint(format: Option<&Fields<'_>>) -> Result<Constraint, ApiError> {
     match format.one_of("type", &["json_schema"])? {
         None => Err(format.missing("type")),
         Some(_) => {
-            let schema = format.value("schema").ok_or_else(|| format.missing("schema"))?;
-            Ok(Constraint::JsonSchema(schema.clone()))
+            let schema = format.schema("schema")?.ok_or_else(|| format.missing("schema"))?;
+            Ok(Constraint::JsonSchema(schema))
         }
     }
 }

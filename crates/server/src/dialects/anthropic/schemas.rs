@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::openapi::schema::{
-    answer, any_object, any_of, between, count, filled_list, flag, integer, list, nullable, one_of, request,
-    text,
+    answer, any_object, any_of, between, count, filled_list, flag, integer, list, nullable, one_of,
+    other_type, request, text,
 };
 
 /// The body of `/v1/messages`.
@@ -59,7 +59,7 @@ fn fields() -> Value {
         "temperature": between(0.0, 3e38),
         "top_p": { "type": "number", "exclusiveMinimum": 0, "maximum": 1 },
         "top_k": integer(),
-        "tools": list(tool),
+        "tools": list(any_of([tool, other_type("custom")])),
         "tool_choice": choice,
         "thinking": thinking,
         "output_config": request(&[], json!({ "effort": text(), "format": format }), []),
@@ -74,12 +74,29 @@ fn message_schema(text_block: &Value) -> Value {
         json!({ "type": one_of(&["tool_use"]), "id": text(), "name": text(), "input": any_object() }),
         [],
     );
+    let redacted = request(&["type"], json!({ "type": one_of(&["redacted_thinking"]) }), []);
+    let inner = any_of([text(), list(request(&["text"], json!({ "text": text() }), []))]);
+    let source = any_of([
+        request(&["type", "data"], json!({ "type": one_of(&["text"]), "data": text() }), []),
+        request(&["type", "content"], json!({ "type": one_of(&["content"]), "content": inner.clone() }), []),
+    ]);
+    let document = request(
+        &["type", "source"],
+        json!({ "type": one_of(&["document"]), "source": source, "title": text() }),
+        [],
+    );
+    let found = request(
+        &["type", "content"],
+        json!({ "type": one_of(&["search_result"]), "content": inner, "title": text() }),
+        [],
+    );
+    let readable = || any_of([text_block.clone(), document.clone(), found.clone()]);
     let result = request(
         &["type", "tool_use_id"],
         json!({
             "type": one_of(&["tool_result"]),
             "tool_use_id": text(),
-            "content": any_of([text(), list(text_block.clone())]),
+            "content": any_of([text(), list(readable())]),
             "is_error": flag(),
         }),
         [],
@@ -92,9 +109,9 @@ fn message_schema(text_block: &Value) -> Value {
         )
     };
     any_of([
-        of(&["user"], any_of([text_block.clone(), result])),
-        of(&["assistant"], any_of([text_block.clone(), thinking, tool_use])),
-        of(&["system"], text_block.clone()),
+        of(&["user"], any_of([readable(), result])),
+        of(&["assistant"], any_of([readable(), thinking, redacted, tool_use])),
+        of(&["system"], readable()),
     ])
 }
 

@@ -11,6 +11,7 @@ use super::completion_options::AnswerOptions;
 use super::completion_stream::CompletionStream;
 use crate::call::Call;
 use crate::dialects::openai::request_fields::{check_stream, choices, priority, sse_ping};
+use crate::dialects::openai::schemas;
 use crate::dialects::{format_fields, openai, prompt_fields, sampling_fields};
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -95,6 +96,7 @@ pub(super) fn parse_with(
         choices,
         logprobs: probabilities,
         constraint: format_fields::constraint(fields)?,
+        constraint_field: format_fields::constraint_field(fields),
         priority: priority(fields)?,
         shares_prefix: fields.flag("cache_prompt")?.unwrap_or(true),
         progress: timings_per_token || return_progress,
@@ -142,6 +144,17 @@ pub(super) fn request_schema() -> Value {
     let prompt = json!({ "prompt": prompt_fields::schema() });
     let shared = [request_fields(), sampling_fields::schema(), format_fields::grammar_schema()];
     schema::request(&["prompt"], prompt, shared)
+}
+
+/// The body of `/completions`: that of OpenAI if it names a model.
+pub(super) fn either_request_schema() -> Value {
+    let own = schema::with_field(request_schema(), "model", json!({ "type": "null" }));
+    any_of([own, schema::requiring(schemas::completion_request(), "model", text())])
+}
+
+/// The answer of `/completions`.
+pub(super) fn either_answer_schema() -> Value {
+    any_of([answer_schema(), schemas::completion()])
 }
 
 /// An answer, or a list of them for several prompts; `response_fields` leaves some of it out.

@@ -6,16 +6,19 @@ use serde_json::{Value, json};
 
 use crate::call::Call;
 use crate::dialects::openai::embeddings;
-use crate::dialects::prompt_fields;
+use crate::dialects::openai::schemas;
 use crate::embedding::EmbeddingTask;
 use crate::error::ApiError;
-use crate::openapi::schema::{answer, any_object, any_of, count, list, number, request, text, with};
+use crate::openapi::schema::{answer, any_of, count, list, number, request, text, with, with_field};
 
 /// Computes a vector for each text.
 pub(super) async fn embedding(call: Call) -> Result<Json<Value>, ApiError> {
     let served = call.model().await?;
     let fields = call.fields();
     let name = if fields.has("content") { "content" } else { "input" };
+    if name == "content" && fields.has("input") {
+        return Err(fields.error("input", "cannot be used together with content"));
+    }
     let norm = fields.integer("embd_normalize")?.unwrap_or(2);
     if norm < 0 {
         return Err(fields.error("embd_normalize", "must be 0 or more: embeddings are normalized"));
@@ -59,7 +62,7 @@ fn normalized(vector: Vec<f32>, norm: i64) -> Vec<f32> {
 
 /// The body.
 pub(super) fn request_schema() -> Value {
-    let texts = prompt_fields::schema();
+    let texts = embeddings::input_schema();
     let fields = json!({
         "content": texts.clone(),
         "input": texts,
@@ -77,7 +80,23 @@ pub(super) fn answer_schema() -> Value {
 
 /// The answer of `/embeddings`.
 pub(super) fn either_schema() -> Value {
-    any_of([answer_schema(), any_object()])
+    any_of([answer_schema(), schemas::embeddings()])
+}
+
+/// The body of `/embeddings`.
+pub(super) fn either_request_schema() -> Value {
+    let own = request(
+        &["content"],
+        json!({
+            "content": embeddings::input_schema(),
+            "input": { "type": "null" },
+            "embd_normalize": count(),
+            "model": text(),
+        }),
+        [],
+    );
+    let openai = with_field(schemas::embedding_request(), "content", json!({ "type": "null" }));
+    any_of([own, openai])
 }
 
 #[cfg(test)]

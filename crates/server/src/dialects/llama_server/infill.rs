@@ -41,7 +41,7 @@ fn prompt(fields: &Fields<'_>, served: &ServedModel) -> Result<Prompt, ApiError>
         Ok(ExtraFile { name, text: file.required_text("text")?.to_owned() })
     };
     let extra = extra.iter().map(file).collect::<Result<Vec<_>, ApiError>>()?;
-    let tokens = FillTokens::of(served).ok_or_else(|| FillTokens::missing(served))?;
+    let tokens = FillTokens::of(&served.model).ok_or_else(|| FillTokens::missing(served))?;
     let before = format!("{before}{written}");
     Ok(Prompt::Mixed(tokens.prompt(&before, behind, &extra, FillTokens::bos(served))))
 }

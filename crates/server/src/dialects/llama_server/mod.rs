@@ -30,7 +30,12 @@ pub fn routes() -> DescribedRoutes {
         answer: Answer::JsonOrEvents(completion::answer_schema),
         ..operation("completion", "Continues prompts", completion::request_schema, completion::answer_schema)
     };
-    let either = Operation { id: "completionOrOpenAi", ..completion };
+    let either = Operation {
+        id: "completionOrOpenAi",
+        request: Some(completion::either_request_schema),
+        answer: Answer::JsonOrEvents(completion::either_answer_schema),
+        ..completion
+    };
     let infill = Operation {
         answer: Answer::JsonOrEvents(completion::answer_schema),
         ..operation("infill", "Fills a gap in a text", infill::request_schema, completion::answer_schema)
@@ -95,6 +100,7 @@ pub fn routes() -> DescribedRoutes {
             embedding::embedding_or_openai,
             Operation {
                 id: "embeddingOrOpenAi",
+                request: Some(embedding::either_request_schema),
                 answer: Answer::Json(embedding::either_schema),
                 ..embedding
             },

@@ -20,6 +20,9 @@ pub(super) async fn rerank(call: Call) -> Result<Response, ApiError> {
     let fields = call.fields();
     let query = fields.required_text("query")?;
     let is_tei = fields.has("texts");
+    if is_tei && fields.has("documents") {
+        return Err(fields.error("documents", "cannot be used together with texts"));
+    }
     let documents = documents(&fields, if is_tei { "texts" } else { "documents" })?;
     let most = fields.count("top_n")?.unwrap_or(usize::MAX);
     let (of_tei, of_others) = (fields.flag("return_text")?, fields.flag("return_documents")?);

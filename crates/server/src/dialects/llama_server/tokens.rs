@@ -16,12 +16,13 @@ pub(super) async fn tokenize(call: Call) -> Result<Json<Value>, ApiError> {
     let add_special = fields.flag("add_special")?.unwrap_or(false);
     let parse_special = fields.flag("parse_special")?.unwrap_or(true);
     let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
+    let wrong = fields.error(NAME, "must be a text, or a list of texts and tokens");
     let parts: Vec<Value> = match fields.value(NAME) {
         None => return Err(fields.missing(NAME)),
         Some(Value::Array(parts)) => parts.clone(),
-        Some(part) => vec![part.clone()],
+        Some(Value::String(text)) => vec![text.as_str().into()],
+        Some(_) => return Err(wrong),
     };
-    let wrong = fields.error(NAME, "must be a text, or a list of texts and tokens");
     let count = served.model.tokenizer()?.token_count();
     let of_model = std::sync::Arc::clone(&served);
     let tokenize = move || {
@@ -86,6 +87,7 @@ pub(super) fn tokenize_schema() -> Value {
         "add_special": flag(),
         "parse_special": flag(),
         "with_pieces": flag(),
+        "model": text(),
     });
     request(&["content"], fields, [])
 }
@@ -98,7 +100,7 @@ pub(super) fn tokens_schema() -> Value {
 
 /// The body of `/detokenize`.
 pub(super) fn detokenize_schema() -> Value {
-    request(&["tokens"], json!({ "tokens": list(token()) }), [])
+    request(&["tokens"], json!({ "tokens": list(token()), "model": text() }), [])
 }
 
 /// The answer of `/detokenize`.

@@ -6,8 +6,6 @@ use serde_json::{Map, Value, json};
 
 use super::time;
 use crate::dialects::openai::logprobs;
-use crate::error::ApiError;
-use crate::fields::Fields;
 use crate::generation::{Choice, Done, FinishReason, WholeToolCall};
 use crate::model::ServedModel;
 
@@ -43,15 +41,9 @@ pub(super) struct Part {
 }
 
 impl Head {
-    pub(super) fn new(
-        fields: &Fields<'_>,
-        served: &ServedModel,
-        started: Instant,
-        form: AnswerForm,
-    ) -> Result<Head, ApiError> {
-        // The model by the name that the client uses.
-        let model = fields.text("model")?.map_or_else(|| served.name.clone(), str::to_owned);
-        Ok(Head { model, started, load: started.elapsed(), form })
+    /// Of an answer whose model, by this name, is there now.
+    pub(super) fn new(model: String, started: Instant, form: AnswerForm) -> Head {
+        Head { model, started, load: started.elapsed(), form }
     }
 
     /// An object with a part of the answer.

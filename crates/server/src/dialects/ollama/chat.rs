@@ -9,7 +9,9 @@ use quadriga_llm::template::{Message, ToolCall};
 use serde_json::{Map, Value};
 
 use super::answer::{AnswerForm, Head};
-use super::request_fields::{KeepAlive, generation, keep_alive, model, reasoning, refuse_images};
+use super::request_fields::{
+    KeepAlive, answered_name, generation, keep_alive, model, model_name, reasoning, refuse_images,
+};
 use super::stream::AnswerStream;
 use crate::call::Call;
 use crate::dialects::format_fields;
@@ -23,16 +25,47 @@ use crate::stream::{self, StreamFormat};
 /// Answers a conversation.
 pub async fn chat(call: Call) -> Result<Response, ApiError> {
     let started = Instant::now();
-    let served = model(&call).await?;
     let fields = call.fields();
-    let head = Head::new(&fields, &served, started, AnswerForm::Chat)?;
     let keep = keep_alive(&fields)?;
+    if let Some(answer) = unloaded(&call, keep, started, AnswerForm::Chat)? {
+        return Ok(answer);
+    }
+    let served = model(&call).await?;
+    let head = Head::new(answered_name(&fields, &served)?, started, AnswerForm::Chat);
     let generation = parse(&fields, &served)?;
     let streams = fields.flag("stream")?.unwrap_or(true);
     match generation {
-        Some(generation) => answer(&call, &served, head, generation, streams).await,
+        Some(generation) => {
+            keep.apply(&call.app, &served);
+            answer(&call, &served, head, generation, streams).await
+        }
         None => loaded(&call, &served, &head, keep),
     }
+}
+
+/// Fields of a request that only unloads a model, beside an empty prompt.
+const UNLOADING: &[&str] = &["model", "name", "keep_alive", "stream", "messages", "prompt"];
+
+/// The answer to a request that only unloads a model, which need not be loaded for that: no prompt, and no time to keep it.
+/// A request with other fields is checked as any other, with the model.
+pub(super) fn unloaded(
+    call: &Call,
+    keep: KeepAlive,
+    started: Instant,
+    form: AnswerForm,
+) -> Result<Option<Response>, ApiError> {
+    let fields = call.fields();
+    let is_plain = call.body.0.keys().all(|name| UNLOADING.contains(&name.as_str()));
+    let asks = fields.list("messages")?.is_some_and(|messages| !messages.is_empty())
+        || fields.text("prompt")?.is_some_and(|prompt| !prompt.is_empty());
+    if !keep.is_over() || !is_plain || asks {
+        return Ok(None);
+    }
+    fields.flag("stream")?;
+    let listed = call.app.models().describe(model_name(&fields)?)?;
+    call.app.models().unload(&listed.name)?;
+    let name = fields.text("model")?.map_or(listed.name, str::to_owned);
+    Ok(Some(Json(Head::new(name, started, form).without_answer("unload")).into_response()))
 }
 
 /// Answers a request.
@@ -56,11 +89,16 @@ pub(super) async fn answer(
 
 /// The answer to a request that only loads the model, which it is now, or unloads it.
 pub(super) fn loaded(
-    _call: &Call,
-    _served: &ServedModel,
+    call: &Call,
+    served: &ServedModel,
     head: &Head,
-    _keep: KeepAlive,
+    keep: KeepAlive,
 ) -> Result<Response, ApiError> {
+    if keep.is_over() {
+        call.app.models().unload(&served.name)?;
+        return Ok(Json(head.without_answer("unload")).into_response());
+    }
+    keep.apply(&call.app, served);
     Ok(Json(head.without_answer("load")).into_response())
 }
 

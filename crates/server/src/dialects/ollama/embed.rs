@@ -22,7 +22,7 @@ pub(super) async fn embed(call: Call) -> Result<Json<Value>, ApiError> {
     let served = model(&call).await?;
     let load = started.elapsed();
     let fields = call.fields();
-    keep_alive(&fields)?;
+    let keep = keep_alive(&fields)?;
     fields.map("options")?;
     let texts = fields.texts(NAME)?.ok_or_else(|| fields.missing(NAME))?;
     if texts.len() > MAX_TEXTS {
@@ -46,6 +46,7 @@ pub(super) async fn embed(call: Call) -> Result<Json<Value>, ApiError> {
         tokens.push(of_text);
     }
     let count: usize = tokens.iter().map(Vec::len).sum();
+    keep.apply(&call.app, &served);
     let usage = call.caller.begin()?;
     let mut vectors = match tokens.is_empty() {
         true => Vec::new(),
@@ -69,8 +70,9 @@ pub(super) async fn embed(call: Call) -> Result<Json<Value>, ApiError> {
 pub(super) async fn embeddings(call: Call) -> Result<Json<Value>, ApiError> {
     let served = model(&call).await?;
     let fields = call.fields();
-    keep_alive(&fields)?;
+    let keep = keep_alive(&fields)?;
     let text = fields.text("prompt")?.unwrap_or_default();
+    keep.apply(&call.app, &served);
     if text.is_empty() {
         return Ok(Json(json!({ "embedding": [] })));
     }

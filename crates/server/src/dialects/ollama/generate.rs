@@ -8,8 +8,8 @@ use quadriga_llm::template::Message;
 use serde_json::Value;
 
 use super::answer::{AnswerForm, Head};
-use super::chat::{answer, loaded};
-use super::request_fields::{generation, keep_alive, model, reasoning, refuse_images};
+use super::chat::{answer, loaded, unloaded};
+use super::request_fields::{answered_name, generation, keep_alive, model, reasoning, refuse_images};
 use crate::call::Call;
 use crate::dialects::fill_in_middle::FillTokens;
 use crate::error::ApiError;
@@ -20,15 +20,21 @@ use crate::model::ServedModel;
 /// Answers a prompt.
 pub async fn generate(call: Call) -> Result<Response, ApiError> {
     let started = Instant::now();
-    let served = model(&call).await?;
     let fields = call.fields();
     let has_context = !fields.flag("raw")?.unwrap_or(false);
-    let head = Head::new(&fields, &served, started, AnswerForm::Generate { has_context })?;
-    let keep = keep_alive(&fields)?;
+    let (keep, form) = (keep_alive(&fields)?, AnswerForm::Generate { has_context });
+    if let Some(answer) = unloaded(&call, keep, started, form)? {
+        return Ok(answer);
+    }
+    let served = model(&call).await?;
+    let head = Head::new(answered_name(&fields, &served)?, started, form);
     let generation = parse(&fields, &served)?;
     let streams = fields.flag("stream")?.unwrap_or(true);
     match generation {
-        Some(generation) => answer(&call, &served, head, generation, streams).await,
+        Some(generation) => {
+            keep.apply(&call.app, &served);
+            answer(&call, &served, head, generation, streams).await
+        }
         None => loaded(&call, &served, &head, keep),
     }
 }
@@ -45,7 +51,7 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Option<Ge
     let system = fields.text("system")?.filter(|system| !system.is_empty());
     let reasoning = reasoning(fields)?;
     let prompt = if !suffix.is_empty() {
-        let tokens = FillTokens::of(served).ok_or_else(|| FillTokens::missing(served).at("suffix"))?;
+        let tokens = FillTokens::of(&served.model).ok_or_else(|| FillTokens::missing(served).at("suffix"))?;
         Prompt::Mixed(tokens.prompt(text, suffix, &[], FillTokens::bos(served)))
     } else if fields.flag("raw")?.unwrap_or(false) {
         if fields.has("context") {

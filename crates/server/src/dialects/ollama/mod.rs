@@ -4,17 +4,30 @@ mod answer;
 pub mod chat;
 mod embed;
 pub mod generate;
+mod model_card;
 mod models;
 mod request_fields;
 mod schemas;
 mod stream;
 mod time;
 
+use std::sync::Arc;
+
+use axum::extract::State;
+
+use self::model_card::ModelCards;
+use crate::app::App;
 use crate::openapi::{Answer, DescribedRoutes, Group, Operation};
 
 /// The routes.
 pub fn routes() -> DescribedRoutes {
     let group = Group::Ollama;
+    let cards = Arc::new(ModelCards::default());
+    let tags = {
+        let cards = Arc::clone(&cards);
+        move |State(app): State<Arc<App>>| models::tags(app, cards)
+    };
+    let running = move |State(app): State<Arc<App>>| models::running(app, cards);
     let get =
         |id, summary, answer| Operation { id, group, summary, request: None, answer: Answer::Json(answer) };
     DescribedRoutes::default()
@@ -23,8 +36,8 @@ pub fn routes() -> DescribedRoutes {
             models::version,
             get("ollamaVersion", "The version of the interface", schemas::version),
         )
-        .get(&["/api/tags"], models::tags, get("ollamaTags", "All models", schemas::tags))
-        .get(&["/api/ps"], models::running, get("ollamaPs", "The models that are loaded", schemas::running))
+        .get(&["/api/tags"], tags, get("ollamaTags", "All models", schemas::tags))
+        .get(&["/api/ps"], running, get("ollamaPs", "The models that are loaded", schemas::running))
         .post(
             &["/api/show"],
             models::show,

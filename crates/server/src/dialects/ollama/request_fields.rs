@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use crate::app::App;
 use crate::call::Call;
 use crate::constraint::Constraint;
 use crate::dialects::sampling_fields;
@@ -20,19 +21,20 @@ pub(super) const MAX_TOP_LOGPROBS: usize = 20;
 const HINTS: &[&str] =
     &["num_keep", "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "draft_num_predict"];
 
-/// The model of a request, by `model` or the older `name`; the tag `latest` may be left out or added.
+/// The name of the model of a request, by `model` or the older `name`.
+pub(super) fn model_name<'a>(fields: &Fields<'a>) -> Result<Option<&'a str>, ApiError> {
+    let older = fields.text("name")?;
+    Ok(fields.text("model")?.or(older))
+}
+
+/// The model of a request; the tag `latest` may be left out or added.
 pub(super) async fn model(call: &Call) -> Result<Arc<ServedModel>, ApiError> {
-    let fields = call.fields();
-    let name = match fields.text("model")? {
-        Some(name) => Some(name),
-        None => fields.text("name")?,
-    };
-    let models = call.app.models();
-    match (models.find(name).await, name.and_then(|name| name.strip_suffix(":latest"))) {
-        (Ok(served), _) => Ok(served),
-        (Err(error), None) => Err(error),
-        (Err(error), Some(short)) => models.find(Some(short)).await.map_err(|_| error),
-    }
+    call.app.models().find(model_name(&call.fields())?).await
+}
+
+/// The model's name in the answer: the one that the client uses.
+pub(super) fn answered_name(fields: &Fields<'_>, served: &ServedModel) -> Result<String, ApiError> {
+    Ok(fields.text("model")?.map_or_else(|| served.name.clone(), str::to_owned))
 }
 
 /// The options that are sampled with, and the form of the answer.
@@ -58,6 +60,7 @@ pub(super) fn generation(
         stops: sampling_fields::stops(&options, "stop", served)?,
         logprobs: wants.then_some(top.unwrap_or(0)),
         constraint: constraint(fields)?,
+        constraint_field: Some("format"),
         ..Generation::new(prompt)
     })
 }
@@ -108,6 +111,22 @@ pub(super) enum KeepAlive {
     Forever,
 }
 
+impl KeepAlive {
+    /// Whether the model is unloaded at once.
+    pub(super) fn is_over(self) -> bool {
+        self == KeepAlive::For(Duration::ZERO)
+    }
+
+    /// Has a loaded model kept for so long after its last answer.
+    pub(super) fn apply(self, app: &App, served: &ServedModel) {
+        match self {
+            KeepAlive::Default => {}
+            KeepAlive::For(time) => app.models().keep_alive(&served.name, Some(time)),
+            KeepAlive::Forever => app.models().keep_alive(&served.name, None),
+        }
+    }
+}
+
 /// `keep_alive`: seconds, or a text such as `5m`; negative for ever.
 pub(super) fn keep_alive(fields: &Fields<'_>) -> Result<KeepAlive, ApiError> {
     const NAME: &str = "keep_alive";
@@ -127,10 +146,13 @@ pub(super) fn keep_alive(fields: &Fields<'_>) -> Result<KeepAlive, ApiError> {
 fn duration(text: &str) -> Option<f64> {
     let (sign, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (-1.0, rest),
-        None => (1.0, text),
+        None => (1.0, text.strip_prefix('+').unwrap_or(text)),
     };
-    if let Ok(seconds) = rest.parse::<u32>() {
-        return Some(sign * f64::from(seconds));
+    if rest.is_empty() {
+        return None;
+    }
+    if rest.bytes().all(|byte| byte.is_ascii_digit()) {
+        return rest.parse::<f64>().ok().map(|seconds| sign * seconds);
     }
     let mut sum = 0.0;
     while !rest.is_empty() {
@@ -142,7 +164,7 @@ fn duration(text: &str) -> Option<f64> {
         sum += number.parse::<f64>().ok()? * size;
         rest = after.get(unit.len()..)?;
     }
-    (!text.is_empty()).then_some(sign * sum)
+    Some(sign * sum)
 }
 
 #[cfg(test)]
@@ -157,7 +179,7 @@ mod tests {
         assert_eq!(duration("500ms"), Some(0.5));
         assert_eq!(duration("-1"), Some(-1.0));
         assert_eq!(duration("-1m"), Some(-60.0));
-        for wrong in ["", "m", "5 m", "x", "5x"] {
+        for wrong in ["", "-", "m", "5 m", "x", "5x", "1.2.3s", "5m\n"] {
             assert_eq!(duration(wrong), None, "{wrong}");
         }
     }

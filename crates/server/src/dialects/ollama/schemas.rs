@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::request_fields::MAX_TOP_LOGPROBS;
+use crate::dialects::sampling_fields::seed_schema;
 use crate::openapi::schema::{
     answer, any_object, any_of, between, count, count_between, flag, integer, list, number, one_of, request,
     text, texts, token,
@@ -22,7 +23,7 @@ fn options() -> Value {
             "repeat_penalty": { "type": "number", "exclusiveMinimum": 0, "maximum": 1e30 },
             "presence_penalty": between(-1e30, 1e30),
             "frequency_penalty": between(-1e30, 1e30),
-            "seed": integer(),
+            "seed": seed_schema(),
             "num_predict": integer(),
             "num_ctx": integer(),
             "num_batch": integer(),
@@ -35,6 +36,12 @@ fn options() -> Value {
     )
 }
 
+/// Seconds, or a duration as Go writes it.
+fn keep_alive() -> Value {
+    let units = r"^[-+]?([0-9]+|(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h))+)$";
+    any_of([number(), json!({ "type": "string", "pattern": units })])
+}
+
 fn common() -> Value {
     let think = any_of([flag(), one_of(&["low", "medium", "high", "max"])]);
     json!({
@@ -43,7 +50,7 @@ fn common() -> Value {
         "format": any_of([one_of(&["", "json"]), any_object()]),
         "options": options(),
         "think": think,
-        "keep_alive": any_of([number(), json!({ "type": "string", "pattern": "^-?[0-9]{1,4}(ms|s|m|h)$" })]),
+        "keep_alive": keep_alive(),
         "logprobs": flag(),
         "top_logprobs": count_between(0, MAX_TOP_LOGPROBS),
     })
@@ -113,6 +120,7 @@ pub(super) fn embed_request() -> Value {
         "truncate": flag(),
         "dimensions": count(),
         "options": any_object(),
+        "keep_alive": keep_alive(),
     });
     request(&["input"], fields, [])
 }
@@ -130,7 +138,7 @@ pub(super) fn embed() -> Value {
 
 /// The body of `/api/embeddings`.
 pub(super) fn embeddings_request() -> Value {
-    request(&[], json!({ "model": text(), "prompt": text() }), [])
+    request(&[], json!({ "model": text(), "prompt": text(), "keep_alive": keep_alive() }), [])
 }
 
 /// The answer of `/api/embeddings`.

@@ -12,6 +12,7 @@ use crate::embedding::EmbeddingTask;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::model::ServedModel;
+use crate::openapi::schema::{any_of, filled_list, token, with};
 
 /// The most texts of a request.
 const MAX_TEXTS: usize = 2048;
@@ -78,6 +79,14 @@ pub(crate) fn inputs(
         },
         value => Ok(vec![one(value)?]),
     }
+}
+
+/// The schema of such a field.
+pub(crate) fn input_schema() -> Value {
+    let one = || json!({ "type": "string", "minLength": 1 });
+    let tokens = || filled_list(token());
+    let texts = with(filled_list(any_of([one(), tokens()])), json!({ "maxItems": MAX_TEXTS }));
+    any_of([one(), tokens(), texts])
 }
 
 /// The first elements of a vector, which are an embedding of models that were trained so, scaled to length 1.

@@ -1,10 +1,11 @@
 //! Messages of a conversation in OpenAI's format.
 
 use quadriga_llm::template::{Message, ToolCall};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::openapi::schema::{any_of, list, one_of, request, text};
 
 /// Roles that messages may have.
 const ROLES: &[&str] = &["system", "developer", "user", "assistant", "tool", "function"];
@@ -70,19 +71,29 @@ fn tool_call(fields: &Fields<'_>) -> Result<ToolCall, ApiError> {
     Ok(ToolCall {
         id: fields.text("id")?.map(str::to_owned),
         name: function.required_text("name")?.to_owned(),
-        arguments: arguments(function.value("arguments")),
+        arguments: arguments(&function, "arguments")?,
     })
 }
 
 /// The arguments of a call, which templates expect as an object; a text that is none stays a text.
-pub fn arguments(value: Option<&Value>) -> Value {
-    match value {
+pub fn arguments(fields: &Fields<'_>, name: &str) -> Result<Value, ApiError> {
+    Ok(match fields.value(name) {
         None => Value::Object(Map::new()),
         Some(Value::String(text)) if text.trim().is_empty() => Value::Object(Map::new()),
         Some(Value::String(text)) => match serde_json::from_str(text) {
             Ok(Value::Object(object)) => Value::Object(object),
             _ => Value::String(text.clone()),
         },
-        Some(value) => value.clone(),
-    }
+        Some(Value::Object(object)) => Value::Object(object.clone()),
+        Some(_) => return Err(fields.error(name, "must be a string or an object")),
+    })
+}
+
+/// The schema of a message's content.
+pub(crate) fn content_schema() -> Value {
+    let kinds = ["text", "input_text", "output_text"];
+    let part = request(&["type", "text"], json!({ "type": one_of(&kinds), "text": text() }), []);
+    let refusal =
+        request(&["type", "refusal"], json!({ "type": one_of(&["refusal"]), "refusal": text() }), []);
+    any_of([text(), list(any_of([part, refusal]))])
 }

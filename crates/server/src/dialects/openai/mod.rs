@@ -16,7 +16,7 @@ mod response_items;
 mod response_object;
 mod response_stream;
 pub mod responses;
-mod schemas;
+pub(crate) mod schemas;
 pub mod usage;
 
 use crate::openapi::{Answer, DescribedRoutes, Group, Operation};

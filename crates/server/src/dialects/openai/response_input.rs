@@ -48,7 +48,7 @@ fn add_item(item: &Fields<'_>, all: &mut Vec<Message>) -> Result<(), ApiError> {
             let call = ToolCall {
                 id: item.text("call_id")?.map(str::to_owned),
                 name: item.required_text("name")?.to_owned(),
-                arguments: messages::arguments(item.value("arguments")),
+                arguments: messages::arguments(item, "arguments")?,
             };
             assistant(all).tool_calls.push(call);
         }
@@ -80,16 +80,12 @@ fn assistant(all: &mut Vec<Message>) -> &mut Message {
 }
 
 fn reasoning_text(item: &Fields<'_>) -> Result<String, ApiError> {
-    let mut texts = Vec::new();
-    for name in ["content", "summary"] {
-        for part in item.objects(name)?.unwrap_or_default() {
-            texts.push(part.text("text")?.unwrap_or_default());
-        }
-        if !texts.is_empty() {
-            break;
-        }
-    }
-    Ok(texts.join("\n"))
+    let texts = |name: &str| -> Result<Vec<&str>, ApiError> {
+        let parts = item.objects(name)?.unwrap_or_default();
+        parts.iter().map(|part| Ok(part.text("text")?.unwrap_or_default())).collect()
+    };
+    let (content, summary) = (texts("content")?, texts("summary")?);
+    Ok(if content.is_empty() { summary } else { content }.join("\n"))
 }
 
 /// The tools of a request in the format that templates know; those that only OpenAI can run are skipped.
@@ -102,8 +98,11 @@ pub(crate) fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
         let name = tool.required_text("name")?;
         let parameters = tool.map("parameters")?;
         let mut function = json!({ "name": name, "parameters": parameters });
-        if let (Some(object), Some(text)) = (function.as_object_mut(), tool.text("description")?) {
-            object.insert("description".to_owned(), text.into());
+        if let Some(object) = function.as_object_mut() {
+            let description = tool.text("description")?.map(Value::from);
+            let strict = tool.flag("strict")?.map(Value::from);
+            let own = [("description", description), ("strict", strict)];
+            object.extend(own.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
         }
         all.push(json!({ "type": "function", "function": function }));
     }

@@ -107,7 +107,9 @@ fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
     Ok(match format.one_of("type", &known)?.ok_or_else(|| format.missing("type"))? {
         "json_object" => Constraint::JsonObject,
         "json_schema" => {
-            Constraint::JsonSchema(format.value("schema").ok_or_else(|| format.missing("schema"))?.clone())
+            format.text("name")?;
+            format.flag("strict")?;
+            Constraint::JsonSchema(format.schema("schema")?.ok_or_else(|| format.missing("schema"))?)
         }
         _ => Constraint::None,
     })

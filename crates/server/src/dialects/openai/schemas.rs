@@ -3,10 +3,11 @@
 use serde_json::{Value, json};
 
 use super::logprobs::MAX_TOP_LOGPROBS;
+use super::messages;
 use crate::dialects::{format_fields, prompt_fields, sampling_fields, timings};
 use crate::openapi::schema::{
     answer, any_object, any_of, count, count_between, filled_list, flag, integer, list, nullable, number,
-    one_of, request, text, texts,
+    one_of, other_type, request, text, texts,
 };
 use crate::prompt::MAX_CHOICES;
 
@@ -59,8 +60,7 @@ pub(super) fn chat_request() -> Value {
 }
 
 fn message() -> Value {
-    let part = request(&["type", "text"], json!({ "type": one_of(&["text"]), "text": text() }), []);
-    let content = any_of([text(), list(part)]);
+    let content = messages::content_schema();
     let function =
         request(&["name"], json!({ "name": text(), "arguments": any_of([text(), any_object()]) }), []);
     let call = request(&["function"], json!({ "id": text(), "function": function }), []);
@@ -110,7 +110,7 @@ fn usage() -> Value {
 }
 
 /// The body of a completion.
-pub(super) fn completion_request() -> Value {
+pub(crate) fn completion_request() -> Value {
     let own = json!({
         "prompt": prompt_fields::schema(),
         "logprobs": count_between(0, super::completions::MAX_LOGPROBS),
@@ -124,7 +124,7 @@ pub(super) fn completion_request() -> Value {
 }
 
 /// A completion.
-pub(super) fn completion() -> Value {
+pub(crate) fn completion() -> Value {
     let choice = json!({
         "index": count(),
         "text": text(),
@@ -135,9 +135,9 @@ pub(super) fn completion() -> Value {
 }
 
 /// The body of a request for embeddings.
-pub(super) fn embedding_request() -> Value {
+pub(crate) fn embedding_request() -> Value {
     let fields = json!({
-        "input": prompt_fields::schema(),
+        "input": super::embeddings::input_schema(),
         "model": text(),
         "encoding_format": one_of(&["float", "base64"]),
         "dimensions": { "type": "integer", "minimum": 1, "maximum": 1_000_000 },
@@ -146,7 +146,7 @@ pub(super) fn embedding_request() -> Value {
 }
 
 /// Embeddings.
-pub(super) fn embeddings() -> Value {
+pub(crate) fn embeddings() -> Value {
     let one = json!({
         "object": one_of(&["embedding"]),
         "index": count(),
@@ -162,12 +162,8 @@ pub(super) fn embeddings() -> Value {
 
 /// The body of a response.
 pub(super) fn response_request() -> Value {
-    let part = request(
-        &["type", "text"],
-        json!({ "type": one_of(&["input_text", "output_text"]), "text": text() }),
-        [],
-    );
-    let content = any_of([text(), list(part)]);
+    let content = messages::content_schema();
+    let thoughts = list(request(&[], json!({ "text": text() }), []));
     let item = any_of([
         request(
             &["role", "content"],
@@ -179,13 +175,18 @@ pub(super) fn response_request() -> Value {
             [],
         ),
         request(
-            &["type", "call_id", "name", "arguments"],
+            &["type", "name"],
             json!({
                 "type": one_of(&["function_call"]),
                 "call_id": text(),
                 "name": text(),
-                "arguments": text(),
+                "arguments": any_of([text(), any_object()]),
             }),
+            [],
+        ),
+        request(
+            &["type"],
+            json!({ "type": one_of(&["reasoning"]), "content": thoughts.clone(), "summary": thoughts }),
             [],
         ),
         request(
@@ -205,14 +206,21 @@ pub(super) fn response_request() -> Value {
             "name": text(),
             "description": text(),
             "parameters": any_object(),
+            "strict": flag(),
         }),
         [],
     );
+    let tool = any_of([tool, other_type("function")]);
     let format = any_of([
         request(&["type"], json!({ "type": one_of(&["text", "json_object"]) }), []),
         request(
             &["type", "schema"],
-            json!({ "type": one_of(&["json_schema"]), "name": text(), "schema": any_object() }),
+            json!({
+                "type": one_of(&["json_schema"]),
+                "name": text(),
+                "schema": any_object(),
+                "strict": flag(),
+            }),
             [],
         ),
     ]);
@@ -221,6 +229,7 @@ pub(super) fn response_request() -> Value {
         "instructions": text(),
         "max_output_tokens": integer(),
         "tools": list(tool),
+        "tool_choice": format_fields::tool_choice_schema(),
         "parallel_tool_calls": flag(),
         "reasoning": request(&[], json!({ "effort": text() }), []),
         "text": request(&[], json!({ "format": format }), []),

@@ -1,0 +1,216 @@
+//! Hostile schemas on every route that takes one: each is refused with the field's name or answered, and the server goes on.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+
+use common::{Setup, TestServer, Value, hello, json, model, with};
+
+/// A place of a request where a schema can be.
+struct Place {
+    path: &'static str,
+    /// The field that errors name; none if a schema that cannot be enforced is ignored there.
+    field: Option<&'static str>,
+    body: fn(Value) -> Value,
+}
+
+fn conversation(more: Value) -> Value {
+    with(json!({ "model": "small", "messages": [{ "role": "user", "content": "x" }], "max_tokens": 3 }), more)
+}
+
+fn tool(schema: Value, strict: bool) -> Value {
+    let function = json!({ "name": "odd", "parameters": schema, "strict": strict });
+    json!({ "tools": [{ "type": "function", "function": function }], "tool_choice": "required" })
+}
+
+const PLACES: &[Place] = &[
+    Place {
+        path: "/v1/chat/completions",
+        field: Some("response_format"),
+        body: |schema| {
+            let format = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
+            conversation(json!({ "response_format": format }))
+        },
+    },
+    Place {
+        path: "/v1/chat/completions",
+        field: Some("guided_json"),
+        body: |schema| conversation(json!({ "guided_json": schema })),
+    },
+    Place {
+        path: "/v1/chat/completions",
+        field: Some("tools"),
+        body: |schema| conversation(tool(schema, true)),
+    },
+    Place { path: "/v1/chat/completions", field: None, body: |schema| conversation(tool(schema, false)) },
+    Place {
+        path: "/v1/completions",
+        field: Some("json_schema"),
+        body: |schema| json!({ "model": "small", "prompt": "x", "max_tokens": 3, "json_schema": schema }),
+    },
+    Place {
+        path: "/v1/responses",
+        field: Some("text.format"),
+        body: |schema| {
+            let format = json!({ "type": "json_schema", "name": "x", "schema": schema });
+            json!({ "input": "x", "max_output_tokens": 3, "text": { "format": format } })
+        },
+    },
+    Place {
+        path: "/v1/responses",
+        field: Some("tools"),
+        body: |schema| {
+            let tool = json!({ "type": "function", "name": "odd", "parameters": schema, "strict": true });
+            json!({ "input": "x", "max_output_tokens": 3, "tools": [tool], "tool_choice": "required" })
+        },
+    },
+    Place {
+        path: "/v1/messages",
+        field: Some("output_config.format"),
+        body: |schema| {
+            conversation(
+                json!({ "output_config": { "format": { "type": "json_schema", "schema": schema } } }),
+            )
+        },
+    },
+    Place {
+        path: "/v1/messages",
+        field: None,
+        body: |schema| {
+            let tools = json!([{ "name": "odd", "input_schema": schema }]);
+            conversation(json!({ "tools": tools, "tool_choice": { "type": "any" } }))
+        },
+    },
+    Place {
+        path: "/api/chat",
+        field: Some("format"),
+        body: |schema| {
+            conversation(json!({ "format": schema, "stream": false, "options": { "num_predict": 3 } }))
+        },
+    },
+    Place {
+        path: "/api/chat",
+        field: None,
+        body: |schema| {
+            let function = json!({ "name": "odd", "parameters": schema });
+            let tools = json!([{ "type": "function", "function": function }]);
+            conversation(json!({ "tools": tools, "stream": false, "options": { "num_predict": 3 } }))
+        },
+    },
+    Place {
+        path: "/api/generate",
+        field: Some("format"),
+        body: |schema| json!({ "prompt": "x", "format": schema, "stream": false, "options": { "num_predict": 3 } }),
+    },
+    Place {
+        path: "/completion",
+        field: Some("json_schema"),
+        body: |schema| json!({ "prompt": "x", "n_predict": 3, "json_schema": schema }),
+    },
+    Place {
+        path: "/infill",
+        field: Some("json_schema"),
+        body: |schema| json!({ "input_prefix": "x", "input_suffix": "y", "n_predict": 3, "json_schema": schema }),
+    },
+];
+
+/// Schemas that cannot be enforced.
+fn refused() -> Vec<Value> {
+    let chain: serde_json::Map<String, Value> = (0..5000)
+        .map(|at| (format!("d{at}"), json!({ "anyOf": [{ "$ref": format!("#/$defs/d{}", at + 1) }] })))
+        .chain([("d5000".to_owned(), json!({}))])
+        .collect();
+    let object = |name: String| json!({ "type": "object", "properties": { name: { "type": "string" } } });
+    let crossed: Vec<Value> = (0..20)
+        .map(|at| {
+            let [a, b, c] = ["a", "b", "c"].map(|letter| object(format!("{letter}{at}")));
+            json!({ "anyOf": [a, b, c] })
+        })
+        .collect();
+    vec![
+        json!({ "type": "object", "$ref": "#/$defs/d0", "$defs": chain }),
+        json!({ "type": "object", "allOf": crossed }),
+        json!({ "type": "thing" }),
+        json!({ "$ref": "https://example.com/schema" }),
+        json!({ "$ref": "#/$defs/none" }),
+        json!({ "type": "object", "properties": { "x": { "type": "string", "pattern": "(" } }, "required": ["x"] }),
+        json!({ "type": "object", "properties": { "x": { "type": "integer", "minimum": 3, "maximum": 2 } },
+            "required": ["x"] }),
+    ]
+}
+
+/// Schemas that may be refused or not, if only the request comes to an end.
+fn others() -> Vec<Value> {
+    let doubling: serde_json::Map<String, Value> = (0..60)
+        .map(|at| {
+            let next = json!({ "$ref": format!("#/$defs/d{}", at + 1) });
+            (format!("d{at}"), json!({ "allOf": [{ "anyOf": [next, next] }, { "anyOf": [next, next] }] }))
+        })
+        .chain([("d60".to_owned(), json!({ "type": "object" }))])
+        .collect();
+    let deep = (0..50).fold(json!({ "type": "null" }), |inner, _| json!({ "type": "array", "items": inner }));
+    let many: Vec<String> = (0..5000).map(|at| format!("value {at}")).collect();
+    let within =
+        |schema: Value| json!({ "type": "object", "properties": { "x": schema }, "required": ["x"] });
+    vec![
+        json!({ "$ref": "#/$defs/d0", "$defs": doubling }),
+        json!({ "$ref": "#" }),
+        json!({ "type": "object", "properties": { "a": { "$ref": "#" } }, "required": ["a"] }),
+        within(deep),
+        within(json!({ "enum": many })),
+        within(json!({ "type": "string", "pattern": "((a{1,1000}){1,1000}){1,1000}b" })),
+        within(json!({ "type": "array", "minItems": 1_000_000_000, "items": { "type": "null" } })),
+        within(json!({ "type": "string", "minLength": 1_000_000, "maxLength": 2_000_000 })),
+        within(json!({ "type": "number", "multipleOf": 1e-9, "minimum": -1e300 })),
+    ]
+}
+
+fn server() -> TestServer {
+    let template = include_str!("../../llm/tests/data/tool_templates/hermes.jinja");
+    let fill = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"];
+    let mut setup = Setup { model: model::with_control(template, &fill), ..Setup::default() };
+    // Tools are shown to the model with their schemas, long as they are.
+    setup.batcher.engine.context = 4096;
+    setup.start()
+}
+
+#[test]
+fn schemas_that_cannot_be_enforced_are_refused_with_the_field() {
+    let server = server();
+    for place in PLACES {
+        for schema in refused() {
+            let shown: String = schema.to_string().chars().take(100).collect();
+            let answer = server.post(place.path, &(place.body)(schema));
+            // A prompt with the longest of them is too long.
+            let is_long = answer.status == 400 && answer.text().contains("context");
+            match place.field {
+                Some(field) => {
+                    assert_eq!(answer.status, 400, "{} {field} {shown}: {}", place.path, answer.text());
+                    assert!(
+                        is_long || answer.text().contains(field),
+                        "{} {shown}: {}",
+                        place.path,
+                        answer.text()
+                    );
+                    assert!(answer.body.len() < 5000, "{} {shown}", place.path);
+                }
+                None => assert!(answer.status == 200 || is_long, "{} {shown}: {}", place.path, answer.text()),
+            }
+        }
+    }
+    server.assert_idle();
+    server.post("/v1/chat/completions", &hello()).ok();
+}
+
+#[test]
+fn schemas_that_cost_much_come_to_an_end() {
+    let server = server();
+    for place in PLACES {
+        for schema in others() {
+            let shown: String = schema.to_string().chars().take(100).collect();
+            let answer = server.post(place.path, &(place.body)(schema));
+            assert!([200, 400].contains(&answer.status), "{} {shown}: {}", place.path, answer.text());
+        }
+    }
+    server.assert_idle();
+    server.post("/v1/chat/completions", &hello()).ok();
+}
