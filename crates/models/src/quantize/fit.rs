@@ -151,13 +151,16 @@ fn total(plan: &QuantizePlan, choices: &[Vec<TypeChoice>], price: f64) -> u64 {
     plan.tensors.iter().zip(choices).map(bytes).sum()
 }
 
+/// Of every tensor, the importance of its columns, where it is known.
+type ColumnImportance = [Option<Vec<f32>>];
+
 /// The errors of all types for all tensors; empty for those whose type is fixed.
 fn measure(
     file: &File,
     plan: &QuantizePlan,
     options: &QuantizeOptions,
     basis: &FitBasis<'_>,
-    (quantized, judged): (&[Option<Vec<f32>>], &[Option<Vec<f32>>]),
+    (quantized, judged): (&ColumnImportance, &ColumnImportance),
     cancelled: &(dyn Fn() -> bool + Sync),
 ) -> Result<Vec<Vec<TypeChoice>>> {
     let reader = RowReader::new(file)?;
@@ -173,7 +176,7 @@ fn measure(
                     let (Some(tensor), Some(plan)) = (tensors.get(index), plan.tensors.get(index)) else {
                         return;
                     };
-                    let column = |all: &'_ [Option<Vec<f32>>]| all.get(index).cloned().flatten();
+                    let column = |all: &ColumnImportance| all.get(index).cloned().flatten();
                     let columns = (column(quantized), column(judged));
                     let sensitivity = basis.sensitivity(&plan.name);
                     let result = match cancelled() {
