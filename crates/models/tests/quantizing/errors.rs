@@ -54,24 +54,31 @@ fn one_scale_is_nearly_as_good_as_brute_force() {
     let mut random = Random(seed);
     let range = |low: i32, high: i32| (low..=high).map(|level| level as f32).collect::<Vec<_>>();
     let iq4 = blocks::IQ4_LEVELS.map(f32::from).to_vec();
-    // The more levels, the more a search over all scales gains by chance: formats with many levels try few scales.
-    for (dtype, levels, room) in [
-        (DType::Q4_0, range(-8, 7), 1.25),
-        (DType::Q5_0, range(-16, 15), 1.45),
-        (DType::Q8_0, range(-127, 127), 1.9),
-        (DType::IQ4_NL, iq4, 1.25),
+    // The search tries some scales and fits each to its quants; brute force tries 1,200. The more levels, the more of these lead to
+    // other quants, and the more the best of them gains by chance. The bounds are a little above what was measured with this seed.
+    let mut past = Vec::new();
+    for (dtype, levels, room, weighted_room) in [
+        (DType::Q4_0, range(-8, 7), 1.01, 1.02),
+        (DType::Q5_0, range(-16, 15), 1.02, 1.02),
+        (DType::Q8_0, range(-127, 127), 1.12, 1.25),
+        (DType::IQ4_NL, iq4, 1.01, 1.02),
     ] {
         for weighted in [false, true] {
             let (mut ours, mut best) = (0.0, 0.0);
-            for _ in 0..40 {
+            for _ in 0..100 {
                 let values = random.weights(1, 32);
                 let w = if weighted { random.importance(32) } else { vec![1.0; 32] };
                 ours += error(dtype, &values, 32, weighted.then_some(w.as_slice()));
                 best += brute_force(&values, &w, &levels);
             }
-            assert!(ours <= best * room, "{dtype} weighted {weighted}: {:.4}", ours / best);
+            let (ratio, room) = (ours / best, if weighted { weighted_room } else { room });
+            println!("{dtype} weighted {weighted}: {ratio:.4} of at most {room}");
+            if ratio > room {
+                past.push((dtype, weighted, ratio));
+            }
         }
     }
+    assert!(past.is_empty(), "{past:?}");
 }
 
 #[test]
@@ -79,9 +86,10 @@ fn a_line_is_nearly_as_good_as_brute_force() {
     let seed = 11;
     println!("seed {seed}");
     let mut random = Random(seed);
-    for (dtype, highest) in [(DType::Q4_1, 15.0f32), (DType::Q5_1, 31.0)] {
+    let mut past = Vec::new();
+    for (dtype, highest, room) in [(DType::Q4_1, 15.0f32, 1.04), (DType::Q5_1, 31.0, 1.07)] {
         let (mut ours, mut best) = (0.0, 0.0);
-        for _ in 0..12 {
+        for _ in 0..40 {
             let values = random.weights(1, 32);
             ours += error(dtype, &values, 32, None);
             let low = values.iter().copied().fold(f32::INFINITY, f32::min);
@@ -101,8 +109,12 @@ fn a_line_is_nearly_as_good_as_brute_force() {
             }
             best += least;
         }
-        assert!(ours <= best * if highest > 15.0 { 1.9 } else { 1.5 }, "{dtype}: {:.4}", ours / best);
+        println!("{dtype}: {:.4} of at most {room}", ours / best);
+        if ours > best * room {
+            past.push((dtype, ours / best));
+        }
     }
+    assert!(past.is_empty(), "{past:?}");
 }
 
 /// The largest relative error of each type on normal numbers, a little above what the search reaches.
@@ -212,12 +224,8 @@ fn extreme_values_stay_finite() {
             let plain = matches!(dtype, DType::F16 | DType::BF16 | DType::F32);
             assert!(plain || back.iter().all(|value| value.is_finite()), "{dtype} {values:?}");
             if values[0] == -3.5 && !plain && !matches!(dtype, DType::IQ1_S | DType::IQ1_M) {
-                // The code books of these have no row of equal values near the end of their range.
-                let is_coarse = matches!(
-                    dtype,
-                    DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S | DType::IQ3_XXS | DType::IQ3_S
-                );
-                let limit = if is_coarse { 2.6 } else { 0.51 };
+                // Half a step of the coarsest of them, MXFP4, whose scales are powers of two.
+                let limit = 0.51;
                 let worst = back.iter().map(|value| (value + 3.5).abs()).fold(0.0, f32::max);
                 assert!(worst <= limit, "{dtype}: {worst}");
             }

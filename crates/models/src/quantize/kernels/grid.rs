@@ -149,8 +149,9 @@ fn quantize<S: Simd, B: GridFormat>(
             continue;
         }
         let mut most = 0.0;
-        for part in PARTS {
-            let mut trial = extreme / book.largest / part;
+        // Magnitudes that are all alike are entries of one level, of which every book has the smallest.
+        let flat = extreme / book.smallest;
+        for mut trial in PARTS.iter().map(|part| extreme / book.largest / part).chain([flat]) {
             // What the entries of a step fit to is another step, with entries of its own.
             for _ in 0..2 {
                 let choice = book.choose(simd, a, b, trial);

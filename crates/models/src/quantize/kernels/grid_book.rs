@@ -34,6 +34,8 @@ pub(super) struct Book {
     pub(super) variants: usize,
     /// The largest magnitude of a level.
     pub(super) largest: f32,
+    /// The smallest magnitude of a level that is not zero.
+    pub(super) smallest: f32,
 }
 
 impl Book {
@@ -56,6 +58,8 @@ impl Book {
         let variants = if B::SHIFTED && B::SHIFT_PER_GROUP { 2 } else { 1 };
         let octets = levels.len() / B::ENTRY_LEN / variants;
         let largest = levels.as_flattened().iter().fold(0.0f32, |most, level| most.max(level.abs()));
-        Book { levels, length: B::ENTRY_LEN, octets, variants, largest }
+        let magnitudes = levels.as_flattened().iter().map(|level| level.abs()).filter(|level| *level > 0.0);
+        let smallest = magnitudes.fold(largest, f32::min);
+        Book { levels, length: B::ENTRY_LEN, octets, variants, largest, smallest }
     }
 }

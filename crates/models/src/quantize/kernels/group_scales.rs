@@ -26,6 +26,12 @@ struct Search<'a> {
     rounds: usize,
 }
 
+/// For the levels of IQ4_NL and IQ4_XS, where columns have weights.
+pub(super) const IQ4_WEIGHTED_REACHES: &[f32] = &[
+    -152.0, -146.0, -140.0, -133.0, -127.0, -121.0, -114.0, -108.0, -102.0, -95.0, -89.0, 136.0, 124.0,
+    113.0, 102.0, 90.0,
+];
+
 /// The scale of a block, and the scales of its groups, eight per vector.
 struct Scales<const H: usize> {
     block: f32,
@@ -139,7 +145,13 @@ impl Kernel for Q3Kernel {
         let how = Search {
             lowest: -32.0,
             highest: 31.0,
-            reaches: &[-4.6, -4.3, -4.0, -3.7, -3.4, -3.1, -2.8, 3.6, 3.3, 3.0, 2.7],
+            reaches: match rows.is_weighted() {
+                false => &[-4.6, -4.3, -4.0, -3.7, -3.4, -3.1, -2.8, 3.6, 3.3, 3.0, 2.7],
+                true => &[
+                    -5.0, -4.82, -4.63, -4.45, -4.27, -4.08, -3.9, -3.72, -3.53, -3.35, -3.17, -2.98, -2.8,
+                    3.84, 3.52, 3.2, 2.98, 2.75, 2.53, 2.3,
+                ],
+            },
             refinements: 2,
             neighbours: &[0.0, -1.0, 1.0],
             rounds: 2,
@@ -179,7 +191,14 @@ impl Kernel for Q6Kernel {
         let how = Search {
             lowest: -128.0,
             highest: 127.0,
-            reaches: &[-32.4, -31.9, -31.4, -30.9, 31.4, 30.9],
+            reaches: match rows.is_weighted() {
+                false => &[-30.0, -30.4, -30.8, -31.2, -31.6, -32.0, -32.4, -32.8, 30.2, 30.6, 31.0, 31.4],
+                true => &[
+                    -22.0, -22.7, -23.4, -24.1, -24.8, -25.5, -26.2, -26.9, -27.6, -28.3, -29.0, -29.7,
+                    -30.4, -31.1, -31.8, -32.5, -33.2, -33.9, -34.6, -35.3, -36.0, 27.0, 27.7, 28.4, 29.1,
+                    29.8, 30.5, 31.2, 31.9,
+                ],
+            },
             refinements: 1,
             neighbours: &[0.0, -1.0, 1.0],
             rounds: 1,
@@ -212,7 +231,10 @@ impl Kernel for Iq4XsKernel {
         let how = Search {
             lowest: -32.0,
             highest: 31.0,
-            reaches: &[-140.0, -131.0, -123.0, -115.0, -106.0, 124.0, 115.0, 106.0],
+            reaches: match rows.is_weighted() {
+                false => &[-140.0, -131.0, -123.0, -115.0, -106.0, 124.0, 115.0, 106.0],
+                true => IQ4_WEIGHTED_REACHES,
+            },
             refinements: 1,
             neighbours: &[0.0, -1.0, 1.0],
             rounds: 1,

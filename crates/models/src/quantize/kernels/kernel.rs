@@ -25,6 +25,13 @@ impl<'a> Rows<'a> {
         Rows { values, row_len: row_len.max(1), weights: weights.filter(|weights| weights.len() == row_len) }
     }
 
+    /// Whether columns have different weights: then the value of largest magnitude says less about the best scale, and searches
+    /// try more of them.
+    #[inline(always)]
+    pub(super) fn is_weighted(&self) -> bool {
+        self.weights.is_some()
+    }
+
     /// The `N` values from `N × group`, and their weights; zeros beyond the end.
     #[inline(always)]
     pub(super) fn group<const N: usize>(&self, group: usize) -> (&'a [f32; N], &'a [f32; N]) {

@@ -171,6 +171,66 @@ fn packed_scales(lines: &Lines<1>) -> GroupScales {
     GroupScales::pack(&pairs)
 }
 
+/// Starts of four bits where columns have weights.
+const WEIGHTED_STARTS_4: &[(f32, f32)] = &[
+    (14.4, 1.0),
+    (14.4, 0.93),
+    (14.4, 0.86),
+    (14.4, 0.78),
+    (15.15, 1.0),
+    (15.15, 0.93),
+    (15.15, 0.86),
+    (15.15, 0.78),
+    (15.9, 1.0),
+    (15.9, 0.93),
+    (15.9, 0.86),
+    (15.9, 0.78),
+    (16.65, 1.0),
+    (16.65, 0.93),
+    (16.65, 0.86),
+    (16.65, 0.78),
+    (17.55, 1.0),
+    (17.55, 0.93),
+    (17.55, 0.86),
+    (17.55, 0.78),
+    (18.6, 1.0),
+    (18.6, 0.93),
+    (18.6, 0.86),
+    (18.6, 0.78),
+];
+
+/// The same of five bits.
+const WEIGHTED_STARTS_5: &[(f32, f32)] = &[
+    (30.0, 1.0),
+    (30.0, 0.96),
+    (30.0, 0.92),
+    (30.0, 0.87),
+    (30.7, 1.0),
+    (30.7, 0.96),
+    (30.7, 0.92),
+    (30.7, 0.87),
+    (31.4, 1.0),
+    (31.4, 0.96),
+    (31.4, 0.92),
+    (31.4, 0.87),
+    (32.1, 1.0),
+    (32.1, 0.96),
+    (32.1, 0.92),
+    (32.1, 0.87),
+    (33.0, 1.0),
+    (33.0, 0.96),
+    (33.0, 0.92),
+    (33.0, 0.87),
+    (34.0, 1.0),
+    (34.0, 0.96),
+    (34.0, 0.92),
+    (34.0, 0.87),
+    (36.0, 1.0),
+    (36.0, 0.96),
+    (36.0, 0.92),
+    (36.0, 0.87),
+];
+
 /// The kernel of Q4_K.
 pub(super) struct Q4Kernel;
 
@@ -179,17 +239,21 @@ impl Kernel for Q4Kernel {
     fn run<S: Simd>(simd: S, rows: &Rows<'_>, out: &mut [u8]) -> Result<(), FormatError> {
         let how = LineSearch {
             highest: 15.0,
-            starts: &[
-                (14.2, 1.0),
-                (14.6, 1.0),
-                (15.0, 1.0),
-                (15.4, 1.0),
-                (15.8, 1.0),
-                (16.3, 1.0),
-                (15.0, 0.95),
-                (15.5, 0.93),
-                (16.0, 0.95),
-            ],
+            starts: if rows.is_weighted() {
+                WEIGHTED_STARTS_4
+            } else {
+                &[
+                    (14.2, 1.0),
+                    (14.6, 1.0),
+                    (15.0, 1.0),
+                    (15.4, 1.0),
+                    (15.8, 1.0),
+                    (16.3, 1.0),
+                    (15.0, 0.95),
+                    (15.5, 0.93),
+                    (16.0, 0.95),
+                ]
+            },
             refinements: 3,
             any_minimum: false,
         };
@@ -216,15 +280,11 @@ impl Kernel for Q5Kernel {
     fn run<S: Simd>(simd: S, rows: &Rows<'_>, out: &mut [u8]) -> Result<(), FormatError> {
         let how = LineSearch {
             highest: 31.0,
-            starts: &[
-                (30.2, 1.0),
-                (30.6, 1.0),
-                (31.0, 1.0),
-                (31.4, 1.0),
-                (31.8, 1.0),
-                (31.0, 0.98),
-                (31.5, 0.97),
-            ],
+            starts: if rows.is_weighted() {
+                WEIGHTED_STARTS_5
+            } else {
+                &[(30.2, 1.0), (30.6, 1.0), (31.0, 1.0), (31.4, 1.0), (31.8, 1.0), (31.0, 0.98), (31.5, 0.97)]
+            },
             refinements: 2,
             any_minimum: false,
         };
@@ -294,6 +354,8 @@ impl Kernel for Q2Kernel {
 pub(super) trait OneLine: Block {
     /// What the search tries.
     const SEARCH: LineSearch<'static>;
+    /// Its starts where columns have weights.
+    const WEIGHTED_STARTS: &'static [(f32, f32)];
     /// The block with this scale and minimum, which is added, and these quants.
     fn block(scale: f32, minimum: f32, codes: &[u8; 32]) -> Self;
 }
@@ -305,6 +367,7 @@ impl OneLine for BlockQ4_1 {
         refinements: 2,
         any_minimum: true,
     };
+    const WEIGHTED_STARTS: &'static [(f32, f32)] = WEIGHTED_STARTS_4;
 
     #[inline(always)]
     fn block(scale: f32, minimum: f32, codes: &[u8; 32]) -> Self {
@@ -319,6 +382,7 @@ impl OneLine for BlockQ5_1 {
         refinements: 2,
         any_minimum: true,
     };
+    const WEIGHTED_STARTS: &'static [(f32, f32)] = WEIGHTED_STARTS_5;
 
     #[inline(always)]
     fn block(scale: f32, minimum: f32, codes: &[u8; 32]) -> Self {
@@ -337,9 +401,11 @@ pub(super) struct OneLineKernel<B>(B);
 impl<B: OneLine> Kernel for OneLineKernel<B> {
     #[inline(always)]
     fn run<S: Simd>(simd: S, rows: &Rows<'_>, out: &mut [u8]) -> Result<(), FormatError> {
+        let starts = if rows.is_weighted() { B::WEIGHTED_STARTS } else { B::SEARCH.starts };
+        let how = LineSearch { starts, ..B::SEARCH };
         for (i, blocks) in as_blocks_mut::<B>(out)?.chunks_mut(8).enumerate() {
             let groups = rows.groups::<S, 32>(simd, 8 * i);
-            let line = best_line(&groups, &totals(&groups), &B::SEARCH);
+            let line = best_line(&groups, &totals(&groups), &how);
             let (mut scales, mut minimums) = (line.scale.store(), line.minimum.store());
             for (scale, minimum) in scales.iter_mut().zip(&mut minimums) {
                 (*scale, *minimum) = (as_half(*scale), as_half(*minimum));

@@ -21,6 +21,8 @@ pub(super) trait OneScale: Block {
     type Levels: Levels;
     /// The levels that the value of largest magnitude is mapped to, one after the other.
     const REACHES: &[f32];
+    /// The same where columns have weights.
+    const WEIGHTED_REACHES: &[f32];
     /// How often the best scale is fitted again.
     const REFINEMENTS: usize;
 
@@ -31,7 +33,11 @@ pub(super) trait OneScale: Block {
 impl OneScale for BlockQ4_0 {
     const LEVELS: Integers = Integers { low: -8.0, high: 7.0 };
     type Levels = Integers;
-    const REACHES: &[f32] = &[-8.4, -7.9, -7.4, -6.9, 7.4, 6.9];
+    const REACHES: &[f32] = &[-9.2, -8.75, -8.3, -7.85, -7.4, -6.95, 7.5, 7.0, 6.5];
+    const WEIGHTED_REACHES: &[f32] = &[
+        -5.6, -6.0, -6.4, -6.8, -7.2, -7.6, -8.0, -8.4, -8.8, -9.2, -9.6, -10.0, 5.4, 5.8, 6.2, 6.6, 7.0,
+        7.4, 7.8,
+    ];
     const REFINEMENTS: usize = 1;
 
     #[inline(always)]
@@ -43,7 +49,11 @@ impl OneScale for BlockQ4_0 {
 impl OneScale for BlockQ5_0 {
     const LEVELS: Integers = Integers { low: -16.0, high: 15.0 };
     type Levels = Integers;
-    const REACHES: &[f32] = &[-16.3, -15.8, -15.3, -14.8, 15.4, 14.9];
+    const REACHES: &[f32] = &[-14.6, -15.0, -15.4, -15.8, -16.2, -16.6, 14.7, 15.1, 15.5];
+    const WEIGHTED_REACHES: &[f32] = &[
+        -12.0, -12.6, -13.2, -13.8, -14.4, -15.0, -15.6, -16.2, -16.8, -17.4, -18.0, 12.2, 12.8, 13.4, 14.0,
+        14.6, 15.2,
+    ];
     const REFINEMENTS: usize = 1;
 
     #[inline(always)]
@@ -56,7 +66,11 @@ impl OneScale for BlockQ8_0 {
     // −128 is left out: kernels may negate a quant.
     const LEVELS: Integers = Integers { low: -127.0, high: 127.0 };
     type Levels = Integers;
-    const REACHES: &[f32] = &[127.0];
+    const REACHES: &[f32] = &[127.2, 126.7, 126.2, 125.7];
+    const WEIGHTED_REACHES: &[f32] = &[
+        119.5, 120.0, 120.5, 121.0, 121.5, 122.0, 122.5, 123.0, 123.5, 124.0, 124.5, 125.0, 125.5, 126.0,
+        126.5, 127.0,
+    ];
     const REFINEMENTS: usize = 0;
 
     #[inline(always)]
@@ -73,6 +87,7 @@ impl OneScale for BlockIQ4_NL {
     const LEVELS: super::code_book::Table<15> = IQ4;
     type Levels = super::code_book::Table<15>;
     const REACHES: &[f32] = &[-140.0, -131.0, -123.0, -115.0, -106.0, 124.0, 115.0, 106.0];
+    const WEIGHTED_REACHES: &[f32] = super::group_scales::IQ4_WEIGHTED_REACHES;
     const REFINEMENTS: usize = 2;
 
     #[inline(always)]
@@ -89,11 +104,12 @@ impl<B: OneScale> Kernel for OneScaleKernel<B> {
     fn run<S: Simd>(simd: S, rows: &Rows<'_>, out: &mut [u8]) -> Result<(), FormatError> {
         let (eights, rest) = as_blocks_mut::<B>(out)?.as_chunks_mut::<8>();
         let whole = eights.len();
+        let reaches = if rows.is_weighted() { B::WEIGHTED_REACHES } else { B::REACHES };
         for (i, blocks) in eights.iter_mut().enumerate() {
-            eight(&rows.groups::<S, 32>(simd, 8 * i), blocks);
+            eight(&rows.groups::<S, 32>(simd, 8 * i), reaches, blocks);
         }
         if !rest.is_empty() {
-            eight(&rows.groups::<S, 32>(simd, 8 * whole), rest);
+            eight(&rows.groups::<S, 32>(simd, 8 * whole), reaches, rest);
         }
         Ok(())
     }
@@ -101,9 +117,9 @@ impl<B: OneScale> Kernel for OneScaleKernel<B> {
 
 /// Quantizes eight blocks, and stores those that exist.
 #[inline(always)]
-fn eight<S: Simd, B: OneScale>(groups: &Groups<S, 32>, blocks: &mut [B]) {
+fn eight<S: Simd, B: OneScale>(groups: &Groups<S, 32>, reaches: &[f32], blocks: &mut [B]) {
     let simd = groups.simd;
-    let scales = best_scale(groups, B::LEVELS, B::REACHES, B::REFINEMENTS).store();
+    let scales = best_scale(groups, B::LEVELS, reaches, B::REFINEMENTS).store();
     // The quants belong to the scale as it is stored.
     let (mut stored, mut rounded) = ([HalfBytes([0; 2]); 8], [0.0; 8]);
     for ((stored, rounded), scale) in stored.iter_mut().zip(&mut rounded).zip(scales) {
