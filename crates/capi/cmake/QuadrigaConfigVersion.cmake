@@ -1,0 +1,12 @@
+set(PACKAGE_VERSION "@VERSION@")
+# The interface may change with each 0.x.
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" _quadriga_series "${PACKAGE_VERSION}")
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" _quadriga_wanted "${PACKAGE_FIND_VERSION}")
+if(PACKAGE_FIND_VERSION VERSION_GREATER PACKAGE_VERSION OR NOT _quadriga_wanted STREQUAL _quadriga_series)
+  set(PACKAGE_VERSION_COMPATIBLE FALSE)
+else()
+  set(PACKAGE_VERSION_COMPATIBLE TRUE)
+  if(PACKAGE_FIND_VERSION VERSION_EQUAL PACKAGE_VERSION)
+    set(PACKAGE_VERSION_EXACT TRUE)
+  endif()
+endif()
