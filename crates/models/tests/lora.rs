@@ -233,7 +233,8 @@ fn a_peft_adapter_equals_weights_that_were_changed_before_conversion() {
         for place in [peft.clone(), peft.join("adapter_model.safetensors")] {
             let adapter = lora::open(&place, 1.0, &file).unwrap();
             let merged = folder.path().join("merged.gguf");
-            let run = logits(Model::open(&path).unwrap().with_adapters(&[adapter.clone()]).unwrap());
+            let run =
+                logits(Model::open(&path).unwrap().with_adapters(std::slice::from_ref(&adapter)).unwrap());
             assert!(difference(&expected, &run) < 1e-5, "{options} {}", difference(&expected, &run));
             merge(&path, &[adapter], &merged, &mut |_, _| ControlFlow::Continue(())).unwrap();
             let merged = logits(Model::open(&merged).unwrap());
