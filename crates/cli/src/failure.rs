@@ -1,7 +1,6 @@
 //! Errors of commands, their exit codes, and the command-line options that help against errors of the library.
 
 use std::io;
-use std::process::ExitCode;
 
 use quadriga_cpu::{Error as CpuError, PoolError};
 use quadriga_llm::{Error as LlmError, StateError};
@@ -40,16 +39,16 @@ impl Failure {
     }
 
     /// Prints the error as one line on standard error and returns the exit code.
-    pub(crate) fn report(self) -> ExitCode {
+    pub(crate) fn report(self) -> u8 {
         let (text, code) = match self {
             Failure::Message(text) => (text, 1),
             Failure::Usage(text) => (text, 2),
-            Failure::Interrupted => return ExitCode::from(crate::interrupt::EXIT_CODE),
-            Failure::ClosedOutput => return ExitCode::SUCCESS,
+            Failure::Interrupted => return crate::interrupt::EXIT_CODE,
+            Failure::ClosedOutput => return 0,
         };
         let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         note!("quadriga: {}", lines.join(" · "));
-        ExitCode::from(code)
+        code
     }
 }
 

@@ -1,0 +1,209 @@
+//! The `quadriga` command as a function, for programs that bring it along under another name: the Python package's
+//! `python -m quadriga` is one.
+//!
+//! ```no_run
+//! let line = ["quadriga", "run", "What is gravity?"].map(std::ffi::OsString::from);
+//! std::process::exit(quadriga_cli::main_with_args(line).into());
+//! ```
+
+/// Prints a line on standard error, with control characters escaped. Unlike `eprintln!` it does not panic when standard
+/// error is closed.
+macro_rules! note {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), "{}", crate::terminal::escaped(&format!($($text)*)));
+    }};
+}
+
+mod answer;
+mod answer_printer;
+mod atomic_file;
+mod backends;
+mod command_line;
+mod commands;
+mod environment;
+mod failure;
+mod fetch;
+mod file_hint;
+mod foreign_options;
+mod hub;
+mod interrupt;
+mod kernel_progress;
+mod known_limits;
+mod llama_options;
+mod lora;
+mod model_argument;
+mod model_options;
+mod penalty_options;
+mod piped_input;
+mod placement_options;
+mod prompt_cache;
+mod recording;
+mod serving_options;
+mod similar;
+mod size;
+mod terminal;
+mod values;
+
+use std::ffi::OsString;
+
+use clap::error::ContextKind;
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::commands::{
+    batch, bench, chat, check, compare, convert, devices, embed, eval, imatrix, inspect, lora_merge, neurons,
+    perplexity, plan, pull, quantize, run, serve, split, synth,
+};
+use crate::failure::{Failure, Outcome};
+
+/// Run language models on several processors at once.
+#[derive(Parser)]
+#[command(name = "quadriga", version, args_override_self = true, after_help = AFTER_HELP)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "\
+Without -m, the default model (SmolLM2 135M) is downloaded once into the cache
+folder (--cache-dir or QUADRIGA_CACHE). Results go to stdout, everything else
+to stderr. Exit codes: 0 success, 1 failure, 2 usage error, 130 interrupted.";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Generate the answer to one prompt
+    Run(Box<run::RunArgs>),
+    /// Chat with a model
+    Chat(Box<chat::ChatArgs>),
+    /// Answer requests over HTTP, as OpenAI and others do
+    Serve(Box<serve::ServeArgs>),
+    /// Answer a file of requests, many at once
+    Batch(Box<batch::BatchArgs>),
+    /// Measure prefill and decode speed
+    Bench(Box<bench::BenchArgs>),
+    /// Show placement, splits and memory of a model without loading it
+    Plan(Box<plan::PlanArgs>),
+    /// Compute embeddings of texts
+    Embed(Box<embed::EmbedArgs>),
+    /// Print metadata and tensors of a GGUF file
+    Inspect(inspect::InspectArgs),
+    /// Download a model of Hugging Face's hub into the cache
+    Pull(pull::PullArgs),
+    /// List the models in the cache
+    #[command(alias = "ls")]
+    List(pull::ListArgs),
+    /// Convert a folder of safetensors, or a repository, to GGUF
+    Convert(convert::ConvertArgs),
+    /// Merge LoRA adapters into a GGUF file
+    Lora(lora_merge::LoraArgs),
+    /// Split a GGUF file into parts
+    Split(split::SplitArgs),
+    /// Merge the parts of a GGUF file
+    Merge(split::MergeArgs),
+    /// Remove models from the cache
+    Rm(pull::RemoveArgs),
+    /// Show where a model of the cache is, and what it is
+    Show(pull::ShowArgs),
+    /// List available devices
+    Devices(devices::DevicesArgs),
+    /// Evaluate test cases with known results
+    Eval(Box<eval::EvalArgs>),
+    /// Run the conformance suite on a device
+    Check(check::CheckArgs),
+    /// Count how often each neuron of a model with ReLU is active
+    Neurons(Box<neurons::NeuronsArgs>),
+    /// Write a GGUF file with smaller types
+    Quantize(Box<quantize::QuantizeArgs>),
+    /// Measure which inputs of a model's weights matter, for quantize
+    Imatrix(Box<imatrix::ImatrixArgs>),
+    /// Measure how well a model predicts a text
+    Perplexity(Box<perplexity::PerplexityArgs>),
+    /// Compare the predictions and weights of two models
+    Compare(Box<compare::CompareArgs>),
+    /// Write a GGUF file with random weights
+    Synth(synth::SynthArgs),
+}
+
+impl Command {
+    /// Whether the command was given `-q`.
+    fn is_quiet(&self) -> bool {
+        match self {
+            Command::Run(arguments) => arguments.model.quiet,
+            Command::Chat(arguments) => arguments.model.quiet,
+            Command::Serve(arguments) => arguments.model.quiet,
+            Command::Batch(arguments) => arguments.model.quiet,
+            Command::Bench(arguments) => arguments.model.quiet,
+            Command::Plan(arguments) => arguments.model.quiet,
+            Command::Embed(arguments) => arguments.model.quiet,
+            Command::Eval(arguments) => arguments.model.quiet,
+            Command::Neurons(arguments) => arguments.model.quiet,
+            Command::Quantize(arguments) => arguments.quiet,
+            Command::Imatrix(arguments) => arguments.model.quiet,
+            Command::Perplexity(arguments) => arguments.model.quiet,
+            Command::Compare(arguments) => arguments.model.quiet,
+            Command::Lora(_)
+            | Command::Split(_)
+            | Command::Merge(_)
+            | Command::Convert(_)
+            | Command::Pull(_)
+            | Command::List(_)
+            | Command::Rm(_)
+            | Command::Show(_) => false,
+            Command::Inspect(_) | Command::Devices(_) | Command::Check(_) | Command::Synth(_) => false,
+        }
+    }
+}
+
+/// Runs the command with a command line, whose first argument is the program's name, and returns the exit code. It handles
+/// Ctrl-C for the whole process from then on.
+pub fn main_with_args(line: impl IntoIterator<Item = OsString>) -> u8 {
+    let outcome = command_line::normalize(line.into_iter(), &Arguments::command()).and_then(|line| {
+        let arguments = match Arguments::try_parse_from(line) {
+            Ok(arguments) => arguments,
+            Err(mut error) => {
+                // The advice to put an unknown option behind `--`, where it would be part of the prompt.
+                error.remove(ContextKind::Suggested);
+                // Help and version go to standard output; where that is closed, nobody reads them.
+                let _ = error.print();
+                return Ok(u8::try_from(error.exit_code()).unwrap_or(2));
+            }
+        };
+        environment::check()?;
+        interrupt::install();
+        if !arguments.command.is_quiet() {
+            kernel_progress::install();
+        }
+        execute(&arguments.command).map(|()| 0)
+    });
+    outcome.unwrap_or_else(Failure::report)
+}
+
+fn execute(command: &Command) -> Outcome {
+    match command {
+        Command::Run(arguments) => run::run(arguments),
+        Command::Chat(arguments) => chat::chat(arguments),
+        Command::Serve(arguments) => serve::serve(arguments),
+        Command::Batch(arguments) => batch::batch(arguments),
+        Command::Bench(arguments) => bench::bench(arguments),
+        Command::Plan(arguments) => plan::plan(arguments),
+        Command::Embed(arguments) => embed::embed(arguments),
+        Command::Inspect(arguments) => inspect::inspect(arguments),
+        Command::Pull(arguments) => pull::pull(arguments),
+        Command::Lora(arguments) => lora_merge::lora(arguments),
+        Command::Split(arguments) => split::split(arguments),
+        Command::Merge(arguments) => split::merge(arguments),
+        Command::Convert(arguments) => convert::convert(arguments),
+        Command::List(arguments) => pull::list(arguments),
+        Command::Rm(arguments) => pull::remove(arguments),
+        Command::Show(arguments) => pull::show(arguments),
+        Command::Devices(arguments) => devices::devices(arguments),
+        Command::Eval(arguments) => eval::eval(arguments),
+        Command::Check(arguments) => check::check(arguments),
+        Command::Neurons(arguments) => neurons::neurons(arguments),
+        Command::Quantize(arguments) => quantize::quantize(arguments),
+        Command::Imatrix(arguments) => imatrix::imatrix(arguments),
+        Command::Perplexity(arguments) => perplexity::perplexity(arguments),
+        Command::Compare(arguments) => compare::compare(arguments),
+        Command::Synth(arguments) => synth::synth(arguments),
+    }
+}
