@@ -831,3 +831,40 @@ fn the_stop_string_that_was_found_is_known() {
     assert_eq!(end, Finish::Stop(1));
     assert_eq!(Some(before.as_str()), text.split(&part).next());
 }
+
+#[test]
+fn a_saved_prefix_is_found_by_another_batcher_and_changes_no_answer() {
+    let model = recipe("llama").model();
+    let mut rng = Rng::new(700);
+    let spec = Spec {
+        prompt: (0..200).map(|_| rng.below(model.hyperparameters().vocabulary) as u32).collect(),
+        sampling: SamplingOptions { temperature: 0.0, ..SamplingOptions::default() },
+        max_tokens: 12,
+        stops: Vec::new(),
+    };
+    let new = |pages| batcher(&model, cpu(1), options(1, pages));
+    let mut first = new(12);
+    let (wanted, cached) = answer(&mut first, &spec);
+    assert_eq!(cached, 0);
+    let saved = first.save_prefix(&spec.prompt).unwrap();
+    first.check().unwrap();
+
+    let mut second = new(12);
+    assert_eq!(second.restore_prefix(&saved).unwrap(), 192);
+    // Again, it is there already.
+    assert_eq!(second.restore_prefix(&saved).unwrap(), 192);
+    second.check().unwrap();
+    assert_eq!(answer(&mut second, &spec), (wanted.clone(), 192));
+
+    for wrong in [&saved[..4], &saved[..60], &saved[..saved.len() - 1], b"something else entirely"] {
+        let mut third = new(12);
+        assert!(matches!(third.restore_prefix(wrong), Err(Error::SavedState { .. })));
+        third.check().unwrap();
+        assert_eq!(answer(&mut third, &spec).0, wanted);
+    }
+    let other = Recipe { seed: 8, ..recipe("llama") }.model();
+    let refused = batcher(&other, cpu(1), options(1, 12)).restore_prefix(&saved);
+    assert!(matches!(refused, Err(Error::SavedState { .. })));
+    let half = BatcherOptions { engine: options(1, 12).engine.cache(DType::F16), ..options(1, 12) };
+    assert!(matches!(batcher(&model, cpu(1), half).restore_prefix(&saved), Err(Error::SavedState { .. })));
+}

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use quadriga_llm::serving::Request;
+
 use crate::error::ApiError;
 use crate::generation::Generation;
 use crate::model::ServedModel;
@@ -33,6 +35,14 @@ impl ServedModel {
         };
         let prepared = self.blocking(prepare).await??;
         Running::start(self, prepared, caller).await
+    }
+
+    /// The engine's requests, one for each choice, for callers that give them to [`ServedModel::service`] themselves.
+    ///
+    /// # Errors
+    /// A field is wrong, or the prompt does not fit.
+    pub fn prepare(&self, generation: Generation) -> Result<Vec<Request>, ApiError> {
+        Ok(prompt::prepare(self, generation, 0)?.requests)
     }
 
     /// The tokens of a prompt, rendered and tokenized as [`generate`](Self::generate) does, without any generation.

@@ -1,4 +1,4 @@
-//! What routes make of a body, without answering it: for tests and fuzzers.
+//! What routes make of a body, without answering it: for callers without a connection, tests and fuzzers.
 
 use std::sync::Arc;
 

@@ -139,7 +139,7 @@ impl Request {
     }
 
     /// Adds a hook after those that there are.
-    fn add_hook(&mut self, hook: Box<dyn SamplingHook>) {
+    pub fn add_hook(&mut self, hook: Box<dyn SamplingHook>) {
         self.hook = Some(match self.hook.take() {
             Some(first) => Box::new(ChainedHooks(first, hook)),
             None => hook,

@@ -42,6 +42,8 @@ enum Command {
         accepted: Box<dyn FnOnce(Result<Vec<RequestId>>) -> bool + Send>,
     },
     Cancel(RequestId),
+    /// Runs a function between two steps.
+    With(Box<dyn FnOnce(&mut Batcher) + Send>),
     /// Ends what is left to do, and the thread.
     Stop,
 }
@@ -102,6 +104,32 @@ impl Service {
     ) -> Result<()> {
         let command = Command::Submit { requests, accepted: Box::new(accepted) };
         self.commands.send(command).map_err(|_| Error::ServiceStopped)
+    }
+
+    /// Saves the KV cache of a prefix, as [`Batcher::save_prefix`] does.
+    pub fn save_prefix(&self, tokens: Vec<u32>) -> Result<Vec<u8>> {
+        self.with(move |batcher| batcher.save_prefix(&tokens))?
+    }
+
+    /// Brings back a saved prefix, as [`Batcher::restore_prefix`] does.
+    pub fn restore_prefix(&self, saved: Vec<u8>) -> Result<usize> {
+        self.with(move |batcher| batcher.restore_prefix(&saved))?
+    }
+
+    /// Forgets all prefixes that no running request uses, as [`Batcher::clear_prefixes`] does.
+    pub fn clear_prefixes(&self) -> Result<()> {
+        self.with(Batcher::clear_prefixes)
+    }
+
+    /// Runs a function between two steps, and waits for it.
+    fn with<T: Send + 'static>(&self, work: impl FnOnce(&mut Batcher) -> T + Send + 'static) -> Result<T> {
+        let (reply, result) = channel();
+        let work = move |batcher: &mut Batcher| {
+            // Nobody waits any more if this fails.
+            let _ = reply.send(work(batcher));
+        };
+        self.commands.send(Command::With(Box::new(work))).map_err(|_| Error::ServiceStopped)?;
+        result.recv().map_err(|_| Error::ServiceStopped)
     }
 
     /// Ends a request, as [`Batcher::cancel`] does. No event follows, except those of the step that is being computed.
@@ -219,12 +247,15 @@ impl Worker {
                 let (requests, sinks): (Vec<Request>, Vec<EventSink>) = requests.into_iter().unzip();
                 let submitted = self.batcher.submit_choices(requests);
                 let ids = submitted.as_ref().map_or_else(|_| Vec::new(), Clone::clone);
-                self.streams.extend(ids.iter().copied().zip(sinks));
+                // Those of refused requests live until that was said.
+                let mut sinks = sinks.into_iter();
+                self.streams.extend(ids.iter().copied().zip(sinks.by_ref()));
                 if !accepted(submitted) {
                     ids.into_iter().for_each(|id| self.cancel(id));
                 }
             }
             Command::Cancel(id) => self.cancel(id),
+            Command::With(work) => work(&mut self.batcher),
             Command::Stop => {}
         }
         self.note_state();

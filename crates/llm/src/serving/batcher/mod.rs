@@ -5,6 +5,7 @@ mod options;
 mod page_store;
 mod prefixes;
 mod run_ahead;
+mod saved_prefix;
 mod state;
 mod step_choice;
 
