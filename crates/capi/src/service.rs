@@ -237,7 +237,7 @@ pub unsafe extern "C" fn qd_service_generate(
             unsafe { (text(prompt, "prompt")?, request::settings(&parameters(params)?)?) };
         let object = submit(service, &[Message::new("user", prompt)], settings)?;
         let mut stream = exclusive(&object.stream, "request")?;
-        while let Some(event) = stream.response.next() {
+        for event in stream.response.by_ref() {
             match event {
                 Event::Token { piece, .. } if !show(&piece, callback, user_data) => {
                     if let Some(completion) = completion {
