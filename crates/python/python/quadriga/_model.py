@@ -1,0 +1,528 @@
+"""A loaded model."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Union, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from ._answers import Completion, Stream
+from ._logits import LogitsProcessor
+from ._quadriga import ModelCore, settle
+from .errors import InvalidRequest
+
+__all__ = ["Model"]
+
+#: A text, or messages in OpenAI's format.
+Messages = Union[str, Sequence[Mapping[str, Any]]]
+
+#: Options of requests beside those that methods name: the server's fields of the same names.
+_MORE_OPTIONS = frozenset(
+    """
+    typical_p top_n_sigma xtc_probability xtc_threshold repeat_penalty repeat_last_n presence_penalty frequency_penalty
+    dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers logit_bias ignore_eos samplers
+    json_schema grammar guided_json guided_regex guided_choice guided_grammar structured_outputs priority cache_prompt
+    parallel_tool_calls reasoning_effort reasoning_budget_tokens chat_template_kwargs continue_final_message echo
+    """.split()
+)
+
+#: The models that are open. They are closed before the interpreter shuts down.
+_open: weakref.WeakSet[Model] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for model in list(_open):
+        model.close()
+    settle(5.0)
+
+
+class Model:
+    """A language or embedding model from a GGUF file, loaded and ready to answer.
+
+    Requests of all threads share one engine, which computes them together. A model can be closed, or used in a `with`
+    statement; otherwise its memory is freed with the object.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        n_ctx: int = 0,
+        n_gpu_layers: int | Literal["auto", "all"] = "auto",
+        n_parallel: int = 8,
+        kv_tokens: int | None = None,
+        n_batch: int = 512,
+        n_threads: int | None = None,
+        devices: Sequence[str] = (),
+        vram_budget: int | None = None,
+        tensor_overrides: Sequence[str] = (),
+        cache_type: str = "f16",
+        cache_type_v: str | None = None,
+        cache_ram: int = 0,
+        cache_file: str | os.PathLike[str] | None = None,
+        lookup: int = 0,
+        draft: str | os.PathLike[str] | None = None,
+        lora: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
+        chat_template: str | None = None,
+        use_mmap: bool = True,
+        offline: bool = False,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Loads a model.
+
+        Args:
+            path: A GGUF file, or a model of Hugging Face's hub as ORG/REPO or ORG/REPO:QUANT, which is downloaded once into
+                the cache; without QUANT the best that fits in memory. Without a path a small model, SmolLM2 135M.
+            n_ctx: Context size of a request in tokens; 0 for what the model was trained with, or less where memory is short.
+            n_gpu_layers: Layers on the GPU: a number, "all", or "auto" for what saves the most time and fits.
+            n_parallel: Most requests that are computed at once.
+            kv_tokens: KV cache in tokens, all requests together.
+            n_batch: Most tokens that are computed at once.
+            n_threads: CPU threads.
+            devices: Devices by name, such as "cuda:0" or "cpu"; by default the first GPU and the CPU.
+            vram_budget: Bytes that may be used on each GPU.
+            tensor_overrides: Tensors that are placed by name, such as "exps=CPU".
+            cache_type: Type of the KV cache: f32, f16, bf16, q8_0, q5_1 or q4_0.
+            cache_type_v: Type of the values, if it is another one.
+            cache_ram: Bytes of host memory for prefixes of earlier requests whose place was needed.
+            cache_file: A file for prefixes that outlasts the process.
+            lookup: Prompt look-up: the most tokens that are guessed ahead in text that repeats.
+            draft: A smaller model with the same vocabulary that guesses tokens ahead.
+            lora: LoRA adapters, each a file or a file and its scale.
+            chat_template: A Jinja template in place of the model's own.
+            use_mmap: Map the file; otherwise it is read.
+            offline: Use models in the cache only.
+            cache_dir: The cache folder.
+        """
+        adapters = [(os.fspath(entry[0]), entry[1]) if isinstance(entry, tuple) else (os.fspath(entry), 1.0) for entry in lora]
+        options = {
+            "path": _text(path),
+            "n_ctx": _count("n_ctx", n_ctx, 0),
+            "n_batch": _count("n_batch", n_batch, 1),
+            "n_parallel": _count("n_parallel", n_parallel, 1),
+            "kv_tokens": None if kv_tokens is None else _count("kv_tokens", kv_tokens, 1),
+            "n_gpu_layers": str(n_gpu_layers),
+            "devices": list(devices),
+            "n_threads": None if n_threads is None else _count("n_threads", n_threads, 1),
+            "cache_type_k": cache_type,
+            "cache_type_v": cache_type_v or cache_type,
+            "vram_budget": vram_budget,
+            "tensor_overrides": list(tensor_overrides),
+            "cache_ram": _count("cache_ram", cache_ram, 0),
+            "cache_file": _text(cache_file),
+            "lookup": _count("lookup", lookup, 0),
+            "draft": _text(draft),
+            "lora": adapters,
+            "chat_template": chat_template,
+            "use_mmap": use_mmap,
+            "offline": offline,
+            "cache_dir": _text(cache_dir),
+        }
+        self._core = ModelCore(json.dumps(options))
+        self._facts: dict[str, Any] = json.loads(self._core.facts())
+        _open.add(self)
+
+    def close(self) -> None:
+        """Ends all requests and frees the memory."""
+        self._core.close()
+        _open.discard(self)
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<quadriga.Model {self.name} ({self.architecture}, context {self.n_ctx}) on {', '.join(self.devices)}>"
+
+    # Requests.
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        stream: Literal[False] = ...,
+        max_tokens: int | None = ...,
+        temperature: float | None = ...,
+        top_p: float | None = ...,
+        top_k: int | None = ...,
+        min_p: float | None = ...,
+        seed: int | None = ...,
+        stop: str | Sequence[str] | None = ...,
+        logprobs: int | None = ...,
+        response_format: Any = ...,
+        logits_processors: Sequence[LogitsProcessor] = ...,
+        **more: Any,
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        stream: Literal[True],
+        max_tokens: int | None = ...,
+        temperature: float | None = ...,
+        top_p: float | None = ...,
+        top_k: int | None = ...,
+        min_p: float | None = ...,
+        seed: int | None = ...,
+        stop: str | Sequence[str] | None = ...,
+        logprobs: int | None = ...,
+        response_format: Any = ...,
+        logits_processors: Sequence[LogitsProcessor] = ...,
+        **more: Any,
+    ) -> Stream: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        stream: bool = False,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        logprobs: int | None = None,
+        response_format: Any = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        **more: Any,
+    ) -> Completion | Stream:
+        """Continues a text, or tokens, as they are: without the chat template.
+
+        Args:
+            prompt: The text; control tokens that are spelled out become those tokens.
+            stream: Return a `Stream` of pieces at once, instead of the whole answer at its end.
+            max_tokens: Most tokens of the answer; by default as many as the context has room for.
+            temperature: Sampling temperature; 0 for the most probable token.
+            top_p: Keep the most probable tokens that have this probability together.
+            top_k: Keep the K most probable tokens; 0 for all.
+            min_p: Keep tokens that are at least this probable, compared with the most probable one.
+            seed: Random seed; by default a random one.
+            stop: Stop strings: the answer ends before the first of them.
+            logprobs: Report log-probabilities, and the N most probable tokens beside each.
+            response_format: What the answer must be: OpenAI's object, a JSON schema, or a class of pydantic.
+            logits_processors: Functions of tokens and logits that are called before each token is sampled.
+            **more: Further sampling options by their names in llama.cpp's server, such as `repeat_penalty` or `grammar`.
+        """
+        body = _options(locals(), more)
+        body["prompt"] = prompt if isinstance(prompt, str) else [int(token) for token in prompt]
+        body["max_tokens"] = -1 if max_tokens is None else max_tokens
+        body["logprobs"] = logprobs
+        return self._answer("/v1/completions", body, response_format, logits_processors, stream)
+
+    @overload
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        stream: Literal[False] = ...,
+        tools: Sequence[Mapping[str, Any]] | None = ...,
+        tool_choice: str | Mapping[str, Any] | None = ...,
+        max_tokens: int | None = ...,
+        temperature: float | None = ...,
+        top_p: float | None = ...,
+        top_k: int | None = ...,
+        min_p: float | None = ...,
+        seed: int | None = ...,
+        stop: str | Sequence[str] | None = ...,
+        logprobs: int | None = ...,
+        response_format: Any = ...,
+        logits_processors: Sequence[LogitsProcessor] = ...,
+        **more: Any,
+    ) -> Completion: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        stream: Literal[True],
+        tools: Sequence[Mapping[str, Any]] | None = ...,
+        tool_choice: str | Mapping[str, Any] | None = ...,
+        max_tokens: int | None = ...,
+        temperature: float | None = ...,
+        top_p: float | None = ...,
+        top_k: int | None = ...,
+        min_p: float | None = ...,
+        seed: int | None = ...,
+        stop: str | Sequence[str] | None = ...,
+        logprobs: int | None = ...,
+        response_format: Any = ...,
+        logits_processors: Sequence[LogitsProcessor] = ...,
+        **more: Any,
+    ) -> Stream: ...
+
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        stream: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        logprobs: int | None = None,
+        response_format: Any = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        **more: Any,
+    ) -> Completion | Stream:
+        """Answers a conversation, rendered with the model's chat template.
+
+        Args:
+            messages: Messages in OpenAI's format, `{"role": …, "content": …}`, or a text as the user's only message.
+            tools: Functions that the model may call, in OpenAI's format.
+            tool_choice: "auto", "none", "required", or the function to call.
+
+        The other arguments are those of `generate`.
+        """
+        body = _options(locals(), more)
+        body["messages"] = _messages(messages)
+        body["tools"] = None if tools is None else [dict(tool) for tool in tools]
+        body["tool_choice"] = tool_choice
+        body["max_tokens"] = -1 if max_tokens is None else max_tokens
+        if logprobs is not None:
+            body["logprobs"], body["top_logprobs"] = True, logprobs
+        return self._answer("/v1/chat/completions", body, response_format, logits_processors, stream)
+
+    async def generate_async(self, prompt: str | Sequence[int], **options: Any) -> Completion:
+        """As `generate`, in an event loop. To stream, use `async for` on `generate(…, stream=True)`."""
+        return await self.generate(prompt, stream=True, **options).collect_async()
+
+    async def chat_async(self, messages: Messages, **options: Any) -> Completion:
+        """As `chat`, in an event loop. To stream, use `async for` on `chat(…, stream=True)`."""
+        return await self.chat(messages, stream=True, **options).collect_async()
+
+    def _answer(
+        self,
+        path: str,
+        body: dict[str, Any],
+        response_format: Any,
+        processors: Sequence[LogitsProcessor],
+        streams: bool,
+    ) -> Completion | Stream:
+        body["response_format"], parse = _response_format(response_format)
+        core = self._core.submit(path, json.dumps(body), list(processors) or None)
+        stream = Stream(core, parse)
+        return stream if streams else stream.collect()
+
+    # Texts, tokens, vectors.
+
+    def tokenize(self, text: str, *, add_bos: bool = False, special: bool = False) -> list[int]:
+        """The tokens of a text.
+
+        Args:
+            add_bos: Begin with the beginning-of-text token, if the vocabulary uses one.
+            special: Control tokens that are spelled out become those tokens.
+        """
+        return self._core.tokenize(text, add_bos, special)
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """The text of tokens. Bytes that are not UTF-8 become U+FFFD; control tokens have text only with `special`."""
+        return self.detokenize_bytes(tokens, special=special).decode("utf-8", "replace")
+
+    def detokenize_bytes(self, tokens: Sequence[int], *, special: bool = False) -> bytes:
+        """The bytes of tokens, which may begin and end within a character."""
+        return self._core.detokenize([int(token) for token in tokens], special)
+
+    def chat_tokens(self, messages: Messages, **options: Any) -> list[int]:
+        """The tokens of a conversation, as `chat` gives them to the model."""
+        body = {"messages": _messages(messages), **options}
+        return self._core.prompt_tokens("/v1/chat/completions", json.dumps(body))
+
+    @overload
+    def embed(self, texts: str, *, truncate: bool = ...) -> npt.NDArray[np.float32]: ...
+
+    @overload
+    def embed(self, texts: Sequence[str], *, truncate: bool = ...) -> npt.NDArray[np.float32]: ...
+
+    def embed(self, texts: str | Sequence[str], *, truncate: bool = False) -> npt.NDArray[np.float32]:
+        """The embedding of a text, a vector of length 1, or those of several texts as the rows of a matrix.
+
+        Args:
+            truncate: Cut texts that are longer than the context, instead of raising `ContextFull`.
+        """
+        vectors, _ = self.embed_counted(texts, truncate=truncate)
+        return vectors
+
+    def embed_counted(
+        self, texts: str | Sequence[str], *, truncate: bool = False
+    ) -> tuple[npt.NDArray[np.float32], int]:
+        """As `embed`, with the number of tokens of all texts."""
+        if isinstance(texts, str):
+            vectors, count = self.embed_counted([texts], truncate=truncate)
+            return vectors[0], count
+        if not texts:
+            return np.zeros((0, self.n_embd), dtype=np.float32), 0
+        floats, count = self._core.embed(list(texts), truncate)
+        return np.asarray(floats), count
+
+    def rank(self, query: str, documents: Sequence[str]) -> npt.NDArray[np.float32]:
+        """How well documents answer a query, for models with a classification head (rerankers): the larger the better."""
+        return np.array(self._core.rank(query, list(documents)), dtype=np.float32)
+
+    def logits(self, prompt: str | Sequence[int], *, last: bool = False) -> npt.NDArray[np.float32]:
+        """The logits after each token of a prompt, one row for each, or the single row after the last one.
+
+        They are computed apart from other requests, with a KV cache of their own.
+        """
+        tokens = self.tokenize(prompt, add_bos=True, special=True) if isinstance(prompt, str) else prompt
+        rows: npt.NDArray[np.float32] = np.asarray(self._core.logits([int(token) for token in tokens], not last))
+        return rows[0] if last else rows
+
+    # The KV cache.
+
+    def save_state(self, tokens: str | Sequence[int]) -> bytes:
+        """The KV cache of these tokens, as bytes: of as many as are there from earlier requests, in pages of 64.
+
+        Another process with the same model and KV-cache type can load it.
+        """
+        if isinstance(tokens, str):
+            tokens = self.tokenize(tokens, add_bos=True, special=True)
+        return self._core.save_state([int(token) for token in tokens])
+
+    def load_state(self, state: bytes) -> int:
+        """Loads a saved KV cache. Requests that begin with its tokens find them there.
+
+        Returns:
+            The number of tokens.
+        """
+        return self._core.load_state(state)
+
+    def clear_cache(self) -> None:
+        """Forgets the KV cache of earlier requests."""
+        self._core.clear_cache()
+
+    # Facts.
+
+    @property
+    def name(self) -> str:
+        """The file's name without its extension."""
+        return self._facts["name"]
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self._facts["path"]
+
+    @property
+    def architecture(self) -> str:
+        """The architecture, such as `llama`."""
+        return self._facts["architecture"]
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the model computes embeddings only."""
+        return self._facts["encoder"]
+
+    @property
+    def n_ctx(self) -> int:
+        """Context size of a request, in tokens."""
+        return self._facts["n_ctx"]
+
+    @property
+    def n_vocab(self) -> int:
+        """Tokens of the vocabulary."""
+        return self._facts["n_vocab"]
+
+    @property
+    def n_embd(self) -> int:
+        """Elements of a hidden state, and of an embedding."""
+        return self._facts["n_embd"]
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices that it runs on."""
+        return self._facts["devices"]
+
+    @property
+    def bos_token(self) -> int | None:
+        """The beginning-of-text token."""
+        return self._facts["bos"]
+
+    @property
+    def eos_token(self) -> int | None:
+        """The end-of-text token."""
+        return self._facts["eos"]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Sizes, special tokens, memory of each device, and what the engine is doing."""
+        return json.loads(self._core.facts())
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of the file, without long arrays such as the vocabulary."""
+        return json.loads(self._core.metadata())
+
+    def plan_html(self) -> str:
+        """The plan of the largest step, what runs where and what takes how many bytes, as an interactive page."""
+        return self._core.picture(False)
+
+    def plan_svg(self) -> str:
+        """The same as a drawing."""
+        return self._core.picture(True)
+
+
+def _text(path: str | os.PathLike[str] | None) -> str | None:
+    return None if path is None else os.fspath(path)
+
+
+def _count(name: str, value: int, least: int) -> int:
+    if value < least:
+        raise InvalidRequest(f"{name} is {value}; it must be at least {least}")
+    return int(value)
+
+
+def _messages(messages: Messages) -> list[dict[str, Any]]:
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    return [dict(message) for message in messages]
+
+
+def _options(named: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a request that several methods have."""
+    unknown = more.keys() - _MORE_OPTIONS
+    if unknown:
+        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}; known are: {', '.join(sorted(_MORE_OPTIONS))}")
+    names = ("temperature", "top_p", "top_k", "min_p", "seed")
+    body = {name: named[name] for name in names if named[name] is not None}
+    stop = named["stop"]
+    if stop is not None:
+        body["stop"] = stop if isinstance(stop, str) else list(stop)
+    return {**body, **more}
+
+
+def _response_format(wanted: Any) -> tuple[Any, Callable[[str], Any] | None]:
+    """The field `response_format`, and what makes an object of the answer."""
+    if wanted is None:
+        return None, None
+    schema = getattr(wanted, "model_json_schema", None)
+    if schema is not None:
+        named = {"name": getattr(wanted, "__name__", "answer"), "schema": schema()}
+        return {"type": "json_schema", "json_schema": named}, wanted.model_validate_json
+    known = ("text", "json_object", "json_schema", "regex", "grammar")
+    get = getattr(wanted, "get", None)
+    if get is not None and get("type") not in known:
+        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted}}, None
+    return wanted, None

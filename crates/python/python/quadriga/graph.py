@@ -1,0 +1,645 @@
+"""Tensor graphs of one's own: built, planned for any devices, run and inspected.
+
+>>> import numpy as np
+>>> from quadriga import graph
+>>> g = graph.Graph()
+>>> x = g.input("x", (2, 3))
+>>> w = g.weight("w", np.eye(4, 3, dtype=np.float32))
+>>> g.output("y", w.mul_mat(x).relu())
+>>> session = g.plan(["cpu"]).session()
+>>> session.run(x=np.ones((2, 3), dtype=np.float32))["y"].shape
+(2, 4)
+
+Shapes are written outermost dimension first, as numpy does. Inputs are numpy arrays, or anything with DLPack's interface.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._quadriga import CustomOperation, GraphCore, PlanCore, SessionCore
+from .errors import GraphError
+
+__all__ = ["Graph", "Observed", "Operation", "Plan", "Session", "TensorInfo", "Value", "operation"]
+
+#: The types that numpy has, by their names here.
+_NUMPY: dict[str, type[np.generic]] = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "f64": np.float64,
+    "i8": np.int8,
+    "i16": np.int16,
+    "i32": np.int32,
+    "i64": np.int64,
+}
+
+
+def _array(values: Any) -> npt.NDArray[Any]:
+    """A contiguous numpy array, without a copy where that is possible."""
+    is_foreign = hasattr(values, "__dlpack__") and not hasattr(values, "__array_interface__")
+    array: npt.NDArray[Any] = np.ascontiguousarray(np.from_dlpack(values) if is_foreign else values)
+    return array
+
+
+def _converted(values: Any, dtype: str) -> npt.NDArray[Any]:
+    """As `_array`; lists and Python's numbers get the type of the tensor."""
+    if isinstance(values, (int, float, list, tuple)) and dtype in _NUMPY:
+        array: npt.NDArray[Any] = np.ascontiguousarray(values, dtype=_NUMPY[dtype])
+        return array
+    return _array(values)
+
+
+class Value:
+    """A tensor of a graph that is being built."""
+
+    __slots__ = ("_graph", "_number", "dtype", "shape")
+
+    def __init__(self, graph: Graph, number: int, dtype: str, shape: Sequence[int]) -> None:
+        self._graph = graph
+        self._number = number
+        #: The element type, such as `f32`.
+        self.dtype = dtype
+        #: The shape.
+        self.shape = tuple(shape)
+
+    def __repr__(self) -> str:
+        return f"<Value {self.dtype} {list(self.shape)}>"
+
+    def _apply(self, name: str, *others: Value, **parameters: Any) -> Value:
+        return self._graph.apply(name, self, *others, **parameters)
+
+    def named(self, label: str) -> Value:
+        """Labels the value: its name in plans, in messages and for observers."""
+        self._graph.core.label(self._number, label)
+        return self
+
+    # Arithmetic. The second operand is repeated to the shape of the first.
+
+    def __add__(self, other: Value | float) -> Value:
+        return self._apply("add", other) if isinstance(other, Value) else self.scale(1.0, other)
+
+    def __radd__(self, other: float) -> Value:
+        return self.scale(1.0, other)
+
+    def __sub__(self, other: Value | float) -> Value:
+        return self._apply("sub", other) if isinstance(other, Value) else self.scale(1.0, -other)
+
+    def __rsub__(self, other: float) -> Value:
+        return self.scale(-1.0, other)
+
+    def __mul__(self, other: Value | float) -> Value:
+        return self._apply("mul", other) if isinstance(other, Value) else self.scale(other)
+
+    def __rmul__(self, other: float) -> Value:
+        return self.scale(other)
+
+    def __truediv__(self, other: Value | float) -> Value:
+        return self._apply("div", other) if isinstance(other, Value) else self.scale(1.0 / other)
+
+    def __neg__(self) -> Value:
+        return self._apply("neg")
+
+    def scale(self, scale: float, bias: float = 0.0) -> Value:
+        """`scale · self + bias`."""
+        return self._apply("scale", scale=scale, bias=bias)
+
+    def clamp(self, min: float, max: float) -> Value:
+        """Each element limited to a range."""
+        return self._apply("clamp", min=min, max=max)
+
+    def sqr(self) -> Value:
+        """Squares."""
+        return self._apply("sqr")
+
+    def sqrt(self) -> Value:
+        """Square roots."""
+        return self._apply("sqrt")
+
+    def log(self) -> Value:
+        """Natural logarithms."""
+        return self._apply("log")
+
+    def exp(self) -> Value:
+        """Exponentials."""
+        return self._apply("exp")
+
+    def sin(self) -> Value:
+        """Sines."""
+        return self._apply("sin")
+
+    def cos(self) -> Value:
+        """Cosines."""
+        return self._apply("cos")
+
+    def abs(self) -> Value:
+        """Absolute values."""
+        return self._apply("abs")
+
+    def relu(self) -> Value:
+        """`max(x, 0)`."""
+        return self._apply("relu")
+
+    def gelu(self) -> Value:
+        """GELU by the tanh approximation."""
+        return self._apply("gelu")
+
+    def gelu_erf(self) -> Value:
+        """GELU by the error function."""
+        return self._apply("gelu_erf")
+
+    def silu(self) -> Value:
+        """`x · sigmoid(x)`."""
+        return self._apply("silu")
+
+    def sigmoid(self) -> Value:
+        """`1 / (1 + exp(-x))`."""
+        return self._apply("sigmoid")
+
+    def tanh(self) -> Value:
+        """Hyperbolic tangents."""
+        return self._apply("tanh")
+
+    def softplus(self) -> Value:
+        """`ln(1 + exp(x))`."""
+        return self._apply("softplus")
+
+    def swiglu(self, up: Value) -> Value:
+        """`silu(self) · up`."""
+        return self._apply("swiglu", up)
+
+    # Rows.
+
+    def norm(self, eps: float = 1e-5) -> Value:
+        """Layer norm without weights."""
+        return self._apply("norm", eps=eps)
+
+    def rms_norm(self, eps: float = 1e-5) -> Value:
+        """Rows divided by their root mean square."""
+        return self._apply("rms_norm", eps=eps)
+
+    def l2_norm(self, eps: float = 1e-5) -> Value:
+        """Rows divided by their Euclidean length."""
+        return self._apply("l2_norm", eps=eps)
+
+    def group_norm(self, groups: int, eps: float = 1e-5) -> Value:
+        """Groups of channels normalized to mean 0 and variance 1."""
+        return self._apply("group_norm", groups=groups, eps=eps)
+
+    def soft_max(self, scale: float = 1.0, mask: Value | None = None, sinks: Value | None = None) -> Value:
+        """Softmax along rows of `scale · self + mask`."""
+        others = [value for value in (mask, sinks) if value is not None]
+        return self._apply("soft_max", *others, scale=scale, mask=mask is not None, sinks=sinks is not None)
+
+    def sum(self) -> Value:
+        """The sum of all elements."""
+        return self._apply("sum")
+
+    def sum_rows(self) -> Value:
+        """The sum of each row."""
+        return self._apply("sum_rows")
+
+    def mean(self) -> Value:
+        """The mean of each row."""
+        return self._apply("mean")
+
+    def argmax(self) -> Value:
+        """The index of each row's largest element."""
+        return self._apply("argmax")
+
+    def argsort(self, descending: bool = False) -> Value:
+        """The indices that sort each row."""
+        return self._apply("argsort", descending=descending)
+
+    def top_k(self, k: int) -> Value:
+        """The indices of each row's `k` largest elements."""
+        return self._apply("top_k", k=k)
+
+    # Matrices and attention.
+
+    def mul_mat(self, x: Value) -> Value:
+        """Matrix multiplication with these weights: `[n, k]` and `x […, m, k]` give `x · selfᵀ […, m, n]`."""
+        return self._apply("mul_mat", x)
+
+    def mul_mat_id(self, x: Value, ids: Value) -> Value:
+        """Matrix multiplication with the selected experts of `[e, n, k]`."""
+        return self._apply("mul_mat_id", x, ids)
+
+    def out_prod(self, other: Value) -> Value:
+        """The sum of outer products: `[…, k, p]` and `[…, k, q]` give `[…, q, p]`."""
+        return self._apply("out_prod", other)
+
+    def rope(
+        self, positions: Value, dims: int, *, base: float = 10000.0, half: bool = False, scale: float = 1.0
+    ) -> Value:
+        """Rotary position embedding of `[…, tokens, heads, d]`; `half` pairs elements as GPT-NeoX does."""
+        return self._apply("rope", positions, dims=dims, base=base, half=half, scale=scale)
+
+    def attention(
+        self,
+        keys: Value,
+        values: Value,
+        *,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+        mask: Value | None = None,
+        spans: Value | None = None,
+        sinks: Value | None = None,
+    ) -> Value:
+        """Attention of queries `[b, h, t, d]` over keys and values; `spans` has the first visible key and one past the last."""
+        optional = {"mask": mask, "spans": spans, "sinks": sinks}
+        others = [value for value in optional.values() if value is not None]
+        flags = {name: value is not None for name, value in optional.items()}
+        return self._apply("attention", keys, values, *others, scale=scale, soft_cap=soft_cap, **flags)
+
+    def diag_mask_inf(self, past: int = 0) -> Value:
+        """`-inf` where `column > past + row`."""
+        return self._apply("diag_mask_inf", past=past)
+
+    def get_rows(self, ids: Value) -> Value:
+        """Gathers the rows with these indices."""
+        return self._apply("get_rows", ids)
+
+    def set_rows(self, rows: Value, ids: Value) -> Value:
+        """Overwrites the rows with these indices; returns the tensor after the write."""
+        return self._apply("set_rows", rows, ids)
+
+    # Types, shapes and views.
+
+    def cast(self, dtype: str) -> Value:
+        """A contiguous copy in another type."""
+        return self._apply("cast", dtype=dtype)
+
+    def cont(self) -> Value:
+        """A contiguous copy."""
+        return self._apply("cont")
+
+    def copy_into(self, target: Value) -> Value:
+        """Copies these elements to a state or result; returns the target after the write."""
+        return self._apply("copy_into", target)
+
+    def concat(self, axis: int, *others: Value) -> Value:
+        """Concatenates tensors along a dimension."""
+        return self._apply("concat", *others, axis=axis)
+
+    def repeat(self, shape: Sequence[int]) -> Value:
+        """Repeats the tensor to fill a shape."""
+        return self._apply("repeat", shape=list(shape))
+
+    def pad(self, after: Sequence[int]) -> Value:
+        """Appends zeros along the innermost dimensions."""
+        return self._apply("pad", after=list(after))
+
+    def reshape(self, shape: Sequence[int]) -> Value:
+        """The same elements under another shape."""
+        return self._apply("reshape", shape=list(shape))
+
+    def slice(self, axis: int, start: int, length: int) -> Value:
+        """Elements along a dimension, as a view."""
+        return self._apply("slice", axis=axis, start=start, length=length)
+
+    def permute(self, axes: Sequence[int]) -> Value:
+        """Reorders the dimensions, as a view."""
+        return self._apply("permute", axes=list(axes))
+
+    def transpose(self) -> Value:
+        """Swaps the two innermost dimensions, as a view."""
+        return self._apply("transpose")
+
+
+class Operation:
+    """An operation in Python, for prototypes: a function of numpy arrays.
+
+    It runs on the CPU, holds the GIL, and gets copies of its inputs. `shape` infers the type and shape of the result from
+    those of the inputs; by default they are those of the first.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        shape: Callable[..., tuple[str, Sequence[int]]] | None = None,
+        name: str | None = None,
+    ) -> None:
+        def infer(inputs: list[tuple[str, list[int]]]) -> tuple[str, list[int]]:
+            if shape is None:
+                return inputs[0]
+            dtype, dims = shape(*inputs)
+            return dtype, list(dims)
+
+        def compute(inputs: list[tuple[bytes, str, list[int]]], dtype: str, dims: list[int]) -> bytes:
+            arrays: list[npt.NDArray[Any]] = []
+            for data, of, of_dims in inputs:
+                flat: npt.NDArray[Any] = np.frombuffer(data, dtype=of)
+                arrays.append(np.reshape(flat, of_dims))
+            result = np.asarray(function(*arrays), dtype=dtype)
+            if list(result.shape) != dims:
+                raise ValueError(f"the operation returned the shape {list(result.shape)}; its rule says {dims}")
+            return result.tobytes()
+
+        self.name = name or getattr(function, "__name__", "operation")
+        self.core = CustomOperation(self.name, infer, compute)
+
+    def __call__(self, first: Value, *others: Value) -> Value:
+        """Applies the operation to values of a graph."""
+        return first._graph.apply("custom", first, *others, operation=self)  # pyright: ignore[reportPrivateUsage]
+
+
+def operation(
+    shape: Callable[..., tuple[str, Sequence[int]]] | None = None,
+) -> Callable[[Callable[..., Any]], Operation]:
+    """Makes an `Operation` of a function: a decorator."""
+
+    def decorate(function: Callable[..., Any]) -> Operation:
+        return Operation(function, shape)
+
+    return decorate
+
+
+class Graph:
+    """A graph that is being built. Planning finishes it."""
+
+    def __init__(self) -> None:
+        self.core = GraphCore()
+
+    def _value(self, built: tuple[int, str, list[int]]) -> Value:
+        return Value(self, *built)
+
+    def input(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Value:
+        """Declares a tensor that is set before each run."""
+        return self._value(self.core.input(name, dtype, list(shape)))
+
+    def weight(
+        self, name: str, array: Any = None, *, dtype: str | None = None, shape: Sequence[int] | None = None
+    ) -> Value:
+        """Declares a parameter, set once for all runs.
+
+        Args:
+            array: The data. Bytes, as an array of uint8, of a quantized type need `dtype` and `shape`. Without data it is set
+                with `Session.set_weight`.
+        """
+        if array is None:
+            if dtype is None or shape is None:
+                raise GraphError(f"weight {name}: without data, dtype and shape are needed")
+            return self._value(self.core.empty_weight(name, dtype, list(shape)))
+        dims = None if shape is None else list(shape)
+        return self._value(self.core.data(name, _array(array), False, dtype, dims))
+
+    def constant(
+        self, name: str, array: Any, *, dtype: str | None = None, shape: Sequence[int] | None = None
+    ) -> Value:
+        """Declares a constant, whose data belongs to the graph."""
+        dims = None if shape is None else list(shape)
+        return self._value(self.core.data(name, _array(array), True, dtype, dims))
+
+    def state(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Value:
+        """Declares a tensor that keeps its content between runs; zero at first."""
+        return self._value(self.core.state_tensor(name, dtype, list(shape)))
+
+    def arange(self, start: float, stop: float, step: float = 1.0) -> Value:
+        """The values `start, start + step, …` below `stop`."""
+        return self.apply("arange", start=start, stop=stop, step=step)
+
+    def apply(self, name: str, *inputs: Value, operation: Operation | None = None, **parameters: Any) -> Value:
+        """Applies an operation by name; the methods of `Value` are shorthands for this."""
+        for value in inputs:
+            if value._graph is not self:  # pyright: ignore[reportPrivateUsage]
+                raise GraphError(f"{name}: a value belongs to another graph")
+        numbers = [value._number for value in inputs]  # pyright: ignore[reportPrivateUsage]
+        custom = None if operation is None else operation.core
+        return self._value(self.core.apply(name, numbers, json.dumps(parameters), custom))
+
+    def output(self, name: str, value: Value) -> None:
+        """Makes a value an output, which can be read after a run."""
+        self.core.output(name, value._number)  # pyright: ignore[reportPrivateUsage]
+
+    @contextmanager
+    def scope(self, name: str) -> Generator[Graph, None, None]:
+        """Names of results begin with this while the `with` statement lasts."""
+        self.core.open_scope(name)
+        try:
+            yield self
+        finally:
+            self.core.close_scope()
+
+    def barrier(self) -> None:
+        """Everything built before is executed before everything built after."""
+        self.core.barrier()
+
+    def plan(
+        self,
+        devices: Sequence[str] = ("cpu",),
+        *,
+        threads: int | None = None,
+        pins: Mapping[str, str] | None = None,
+        budgets: Mapping[str, int] | None = None,
+    ) -> Plan:
+        """Plans the graph: assigns nodes to devices, finds copies between them, and an offset for every tensor.
+
+        Args:
+            devices: Devices in order of preference, such as `["cuda:0", "cpu"]`.
+            threads: CPU threads.
+            pins: Devices of nodes, weights and states, by name.
+            budgets: Bytes that may be used of devices.
+        """
+        options = {
+            "devices": list(devices),
+            "threads": threads,
+            "pins": dict(pins or {}),
+            "budgets": dict(budgets or {}),
+        }
+        return Plan(self.core.plan(json.dumps(options)))
+
+    def __str__(self) -> str:
+        return self.core.text() or "a graph that is being built"
+
+
+class Plan:
+    """A planned graph. A notebook shows its picture."""
+
+    def __init__(self, core: PlanCore) -> None:
+        self.core = core
+
+    def __str__(self) -> str:
+        return str(self.core)
+
+    def details(self) -> str:
+        """Splits, copies and bytes, and a line for each node."""
+        return self.core.details()
+
+    def explain(self) -> dict[str, Any]:
+        """The plan as data; docs/plan-schema.md describes it."""
+        return json.loads(self.core.json())
+
+    def memory(self) -> list[dict[str, Any]]:
+        """The bytes of each device, by what they are for."""
+        return json.loads(self.core.memory())
+
+    def dot(self) -> str:
+        """The plan in Graphviz's language."""
+        return self.core.dot()
+
+    def html(self, title: str = "plan") -> str:
+        """The plan as an interactive page, complete in itself."""
+        return self.core.picture(title, False)
+
+    def svg(self, title: str = "plan") -> str:
+        """The plan as a drawing."""
+        return self.core.picture(title, True)
+
+    def _repr_html_(self) -> str:
+        return self.svg()
+
+    def session(self) -> Session:
+        """Allocates memory, loads weights and compiles: ready to run."""
+        return Session(self.core.session())
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """An input, an output or a state."""
+
+    name: str
+    #: numpy's type; bytes for types that numpy does not have.
+    numpy_dtype: str
+    #: The type in the graph.
+    dtype: str
+    shape: tuple[int, ...]
+    #: Its size in bytes.
+    bytes: int
+
+    def empty(self) -> npt.NDArray[Any]:
+        """An array for its elements, or for its bytes."""
+        shape = (self.bytes,) if self.numpy_dtype == "|u1" else self.shape
+        return np.empty(shape, dtype=self.numpy_dtype)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The result of a node, right after it was computed."""
+
+    name: str
+    dtype: str
+    #: The device that computed it.
+    device: str | None
+    #: The elements, read-only; the bytes of types that numpy does not have.
+    array: npt.NDArray[Any]
+
+
+class Session:
+    """Memory, weights and compiled code of a plan; runs it any number of times."""
+
+    def __init__(self, core: SessionCore) -> None:
+        self.core = core
+        self.inputs = _infos(core.inputs())
+        self.outputs = _infos(core.outputs())
+        self.states = _infos(core.states())
+
+    def close(self) -> None:
+        """Frees the memory."""
+        self.core.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def set(self, name: str, values: Any) -> None:
+        """Sets an input: an array of its type, which is copied once, or a list of numbers."""
+        info = self.inputs.get(name)
+        self.core.set(name, _array(values) if info is None else self._checked(info, values))
+
+    def _checked(self, info: TensorInfo, values: Any) -> npt.NDArray[Any]:
+        array = _converted(values, info.dtype)
+        is_bytes = array.dtype == np.uint8
+        if not is_bytes and array.shape != info.shape and array.size > 0:
+            raise GraphError(f"{info.name} has the shape {list(info.shape)}, the array {list(array.shape)}")
+        return array
+
+    def run(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, npt.NDArray[Any]]:
+        """Sets inputs, runs the plan, and returns all outputs."""
+        self.start(inputs, **named)
+        return {name: self.read(name) for name in self.outputs}
+
+    def start(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+        """Sets inputs and runs the plan, without reading outputs."""
+        for name, values in {**(inputs or {}), **named}.items():
+            self.set(name, values)
+        self.core.run()
+
+    def read(self, name: str, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """An output of the latest run, copied once: to a new array or to `out`."""
+        if out is None:
+            info = self.outputs.get(name)
+            if info is None:
+                raise GraphError(f"there is no output {name!r}; there are {', '.join(self.outputs)}")
+            out = info.empty()
+        self.core.read(name, out)
+        return out
+
+    def set_weight(self, name: str, values: Any) -> None:
+        """Sets the data of a weight that was declared without."""
+        self.core.set_weight(name, _array(values))
+
+    def observe(
+        self,
+        function: Callable[[Observed], bool | None],
+        names: Sequence[str] | None = None,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Runs the plan and calls a function with each result, or with those of some names.
+
+        The function ends the run by returning False. Returns whether all nodes were computed.
+        """
+
+        def call(
+            name: str, data: bytes, of: str, dtype: str, dims: list[int], strides: list[int], device: str | None
+        ) -> bool:
+            array: npt.NDArray[Any] = np.frombuffer(data, dtype=of)
+            if of != "|u1":
+                array = np.lib.stride_tricks.as_strided(array, dims, strides, writeable=False)
+            return function(Observed(name, dtype, device, array)) is not False
+
+        for name, values in (inputs or {}).items():
+            self.set(name, values)
+        return self.core.observe(call, None if names is None else list(names))
+
+    def read_state(self, name: str) -> npt.NDArray[Any]:
+        """The content of a state."""
+        info = self.states.get(name)
+        if info is None:
+            raise GraphError(f"there is no state {name!r}; there are {', '.join(self.states)}")
+        out = info.empty()
+        self.core.read_state(name, out)
+        return out
+
+    def write_state(self, name: str, values: Any) -> None:
+        """Sets the content of a state."""
+        info = self.states.get(name)
+        self.core.write_state(name, _array(values) if info is None else self._checked(info, values))
+
+    def clear_state(self) -> None:
+        """Sets all states to zero."""
+        self.core.clear_state()
+
+    def save_state(self) -> bytes:
+        """All states as bytes."""
+        return self.core.save_state()
+
+    def restore_state(self, saved: bytes) -> None:
+        """Restores what `save_state` has returned."""
+        self.core.restore_state(saved)
+
+
+def _infos(facts: Sequence[tuple[str, str, str, list[int], int]]) -> dict[str, TensorInfo]:
+    infos = [TensorInfo(name, of, dtype.lower(), tuple(dims), size) for name, of, dtype, dims, size in facts]
+    return {info.name: info for info in infos}

@@ -1,0 +1,113 @@
+//! Operations in Python, for prototypes.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use quadriga_graph::{CustomCall, CustomError, CustomKernel, CustomOp, DType, Shape, Tensor};
+
+use super::array::{dtype, numpy_name, shape};
+use crate::failure::Failure;
+
+/// An operation whose rule and code are Python functions.
+#[pyclass(frozen, module = "quadriga._quadriga")]
+pub(crate) struct CustomOperation {
+    pub(crate) op: CustomOp,
+}
+
+#[pymethods]
+impl CustomOperation {
+    /// `infer` gets types and shapes and returns a type and a shape; `compute` gets bytes, types and shapes and returns bytes.
+    #[new]
+    fn new(name: &str, infer: Py<PyAny>, compute: Py<PyAny>) -> CustomOperation {
+        CustomOperation { op: CustomOp::new(PythonKernel { name: kept(name), infer, compute }) }
+    }
+}
+
+struct PythonKernel {
+    name: &'static str,
+    infer: Py<PyAny>,
+    compute: Py<PyAny>,
+}
+
+/// A name for as long as the process lives, kept once.
+fn kept(name: &str) -> &'static str {
+    static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = names.get(name) {
+        return known;
+    }
+    let name: &'static str = Box::leak(name.to_owned().into_boxed_str());
+    names.insert(name);
+    name
+}
+
+/// An exception as the error of a node: its class and message.
+fn error(raised: &PyErr) -> CustomError {
+    Python::attach(|py| {
+        raised.value(py).repr().map_or_else(|_| "an exception".to_owned(), |text| text.to_string())
+    })
+    .into()
+}
+
+fn attached<T>(work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, CustomError> {
+    match Python::try_attach(work) {
+        Some(done) => done.map_err(|raised| error(&raised)),
+        None => Err("the interpreter is shutting down".into()),
+    }
+}
+
+impl CustomKernel for PythonKernel {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn description(&self) -> &'static str {
+        "operation in Python"
+    }
+
+    fn infer(&self, inputs: &[&Tensor]) -> Result<(DType, Shape), CustomError> {
+        attached(|py| {
+            let inputs = inputs.iter().map(|tensor| (tensor.dtype().name(), tensor.shape().dims().to_vec()));
+            let result = self.infer.call1(py, (PyList::new(py, inputs.collect::<Vec<_>>())?,))?;
+            let (name, dims): (String, Vec<usize>) = result.extract(py)?;
+            Ok((dtype(&name)?, shape(&dims)?))
+        })
+    }
+
+    /// One call computes the whole result.
+    fn units(&self, _: &[&Tensor], _: &Tensor) -> usize {
+        1
+    }
+
+    fn compute(&self, mut call: CustomCall<'_>) -> Result<(), CustomError> {
+        let mut inputs = Vec::new();
+        for input in call.inputs {
+            let contiguous = input
+                .shape()
+                .contiguous(input.dtype())
+                .is_some_and(|(strides, _)| strides.0 == input.strides());
+            if !contiguous {
+                return Err("an input is a strided view; make it contiguous with cont()".into());
+            }
+            inputs.push((input.bytes()?, numpy_name(input.dtype()), input.shape().dims().to_vec()));
+        }
+        let (of, dims) = (numpy_name(call.output.dtype()), call.output.shape().dims().to_vec());
+        let output = call.output.bytes();
+        attached(|py| {
+            let inputs = inputs.into_iter().map(|(bytes, of, dims)| (PyBytes::new(py, bytes), of, dims));
+            let inputs = PyList::new(py, inputs.collect::<Vec<_>>())?;
+            let result = self.compute.call1(py, (inputs, of, dims))?;
+            let result = result.bind(py).cast::<PyBytes>()?;
+            if result.as_bytes().len() != output.len() {
+                let (found, wanted) = (result.as_bytes().len(), output.len());
+                return Err(
+                    Failure::new("GraphError", format!("it returned {found} bytes, not {wanted}")).into()
+                );
+            }
+            output.copy_from_slice(result.as_bytes());
+            Ok(())
+        })
+    }
+}

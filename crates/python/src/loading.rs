@@ -1,0 +1,306 @@
+//! Finds, places and loads the model of a [`LoadOptions`].
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use pyo3::prelude::*;
+use quadriga::Registry;
+use quadriga_gguf::File;
+use quadriga_graph::{DType, PAGE_SLOTS};
+use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, PlacedModel, Placement, TensorOverride};
+use quadriga_llm::serving::{Batcher, BatcherOptions, CacheFile};
+use quadriga_llm::{Adapter, EmbedderOptions, EngineOptions, GeneratorOptions, Model, default_model};
+use quadriga_models::hub::{Hub, HubError, HubSettings, ModelCache, RepositoryName, choices, find_choice};
+use quadriga_runtime::{Backend, DeviceKind};
+use quadriga_server::ServedModel;
+
+use crate::failure::{Failure, Outcome};
+
+/// Tokens of the KV cache, all requests together, unless the options say otherwise.
+const DEFAULT_KV_TOKENS: usize = 16_384;
+
+/// The arguments of `quadriga.Model`, as JSON.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LoadOptions {
+    /// A file, a repository of the hub, or the default model.
+    path: Option<String>,
+    n_ctx: usize,
+    n_batch: usize,
+    n_parallel: usize,
+    kv_tokens: Option<usize>,
+    n_gpu_layers: String,
+    devices: Vec<String>,
+    n_threads: Option<usize>,
+    cache_type_k: String,
+    cache_type_v: String,
+    vram_budget: Option<u64>,
+    tensor_overrides: Vec<String>,
+    cache_ram: u64,
+    cache_file: Option<PathBuf>,
+    lookup: usize,
+    draft: Option<PathBuf>,
+    lora: Vec<(PathBuf, f32)>,
+    chat_template: Option<String>,
+    use_mmap: bool,
+    offline: bool,
+    cache_dir: Option<PathBuf>,
+}
+
+/// A model that is loaded.
+pub(crate) struct LoadedModel {
+    pub(crate) served: ServedModel,
+    pub(crate) parts: LoadedParts,
+}
+
+/// The parts of a loaded model that further engines of it need.
+pub(crate) struct LoadedParts {
+    /// The scheduler, whose weights are shared, and the plan of the largest step.
+    pub(crate) placed: PlacedModel,
+    /// The engine's options, with everything filled in.
+    pub(crate) engine: EngineOptions,
+    /// The names of the devices.
+    pub(crate) devices: Vec<String>,
+}
+
+impl LoadOptions {
+    /// Loads the model. `interrupted` is asked now and then whether a signal handler raised an exception.
+    pub(crate) fn load(&self, interrupted: &mut dyn FnMut() -> Outcome) -> Outcome<LoadedModel> {
+        let placement = self.placement()?;
+        let devices = self.open_devices()?;
+        let path = self.find(&placement, &devices, interrupted)?;
+        let named = |error: quadriga_llm::Error| name_file(Failure::of_llm(&error), &path);
+        let file = if self.use_mmap { File::open(&path) } else { File::read(&path) };
+        let mut model = file.map_err(quadriga_llm::Error::from).and_then(Model::from_file).map_err(named)?;
+        if !self.lora.is_empty() {
+            let open = |(path, scale): &(PathBuf, f32)| {
+                Adapter::open(path, *scale).map_err(|error| name_file(Failure::of_llm(&error), path))
+            };
+            let adapters = self.lora.iter().map(open).collect::<Outcome<Vec<_>>>()?;
+            model = model.with_adapters(&adapters)?;
+        }
+        if let Some(source) = &self.chat_template {
+            model = model.with_template(source)?;
+        }
+        interrupted()?;
+        let name = path.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy());
+        match model.hyperparameters().encoder {
+            true => self.encoder(&name, model, &placement, devices),
+            false => self.generator(&name, model, &placement, devices),
+        }
+    }
+
+    fn generator(
+        &self,
+        name: &str,
+        model: Model,
+        placement: &Placement,
+        devices: Devices,
+    ) -> Outcome<LoadedModel> {
+        let one = EngineOptions { sequences: 1, pages: 0, ..self.engine()? }.resolve(&model)?;
+        let all = one.context.saturating_mul(self.n_parallel);
+        let tokens = self.kv_tokens.unwrap_or_else(|| all.min(DEFAULT_KV_TOKENS.max(one.context)));
+        let options = BatcherOptions {
+            engine: EngineOptions {
+                sequences: self.n_parallel,
+                pages: tokens.div_ceil(PAGE_SLOTS),
+                context: one.context,
+                ..self.engine()?
+            },
+            cache_ram: self.cache_ram,
+            cache_file: self.cache_file.clone().map(|path| CacheFile { path, bytes: 4 << 30 }),
+            lookup: self.lookup,
+            queue: usize::MAX,
+            ..BatcherOptions::default()
+        };
+        let options = options.for_model(&model)?;
+        let (placed, engine) = placement.plan_with_context(&model, &devices, &options.engine)?;
+        let options = BatcherOptions { engine: engine.clone(), ..options };
+        let mut batcher = Batcher::new(model, &placed.scheduler, options, &mut |_| {})?;
+        if let Some(path) = &self.draft {
+            let draft = Model::open(path).map_err(|error| name_file(Failure::of_llm(&error), path))?;
+            let draft_placed = placement.plan(&draft, &devices, &engine)?;
+            batcher.set_draft(draft, &draft_placed.scheduler, 6, &mut |_| {})?;
+        }
+        let served = ServedModel::start(name, batcher, GeneratorOptions::default(), None)?;
+        Ok(LoadedModel { served, parts: LoadedParts { placed, engine, devices: devices.names() } })
+    }
+
+    fn encoder(
+        &self,
+        name: &str,
+        model: Model,
+        placement: &Placement,
+        devices: Devices,
+    ) -> Outcome<LoadedModel> {
+        let options = EmbedderOptions { engine: self.engine()?, ..EmbedderOptions::default() };
+        let engine = options.engine(&model);
+        let (placed, engine) = placement.plan_with_context(&model, &devices, &engine)?;
+        let served = ServedModel::encoder(name, model, engine.clone(), None);
+        Ok(LoadedModel { served, parts: LoadedParts { placed, engine, devices: devices.names() } })
+    }
+
+    fn engine(&self) -> Outcome<EngineOptions> {
+        let cache_type = |name: &str| {
+            let found = DType::from_name(name).filter(|dtype| dtype.is_cache_type());
+            found.ok_or_else(|| {
+                Failure::invalid(format!(
+                    "cache type {name:?}: f32, f16, bf16, q8_0, q5_1 and q4_0 are known"
+                ))
+            })
+        };
+        Ok(EngineOptions {
+            context: self.n_ctx,
+            batch: self.n_batch,
+            cache_keys: cache_type(&self.cache_type_k)?,
+            cache_values: cache_type(&self.cache_type_v)?,
+            ..EngineOptions::default()
+        })
+    }
+
+    fn placement(&self) -> Outcome<Placement> {
+        let mut overrides = Vec::new();
+        for list in &self.tensor_overrides {
+            overrides.extend(TensorOverride::parse_list(list)?);
+        }
+        let gpu_layers = match self.n_gpu_layers.as_str() {
+            // llama.cpp's number for all layers.
+            "-1" => GpuLayers::All,
+            text => text.parse()?,
+        };
+        Ok(Placement {
+            gpu_layers,
+            budget: self.vram_budget,
+            overrides,
+            threads: self.n_threads,
+            ..Placement::default()
+        })
+    }
+
+    fn open_devices(&self) -> Outcome<Devices> {
+        let cpu = CpuOptions { threads: self.n_threads, numa: None };
+        if self.devices.is_empty() {
+            return Ok(Devices::detect(cpu)?);
+        }
+        let registry = Registry::with_threads(self.n_threads);
+        let named = self.devices.iter().filter(|name| !name.eq_ignore_ascii_case(quadriga_cpu::NAME));
+        let accelerators = named.map(|name| registry.open(name)).collect::<Result<Vec<_>, _>>()?;
+        let drives = |backend: &std::sync::Arc<dyn Backend>| backend.device().kind == DeviceKind::Gpu;
+        let cpu = cpu.open(accelerators.iter().any(drives))?;
+        Ok(Devices::new(accelerators, cpu)?)
+    }
+
+    /// The path of the model's file, which is downloaded if it has to be.
+    fn find(
+        &self,
+        placement: &Placement,
+        devices: &Devices,
+        interrupted: &mut dyn FnMut() -> Outcome,
+    ) -> Outcome<PathBuf> {
+        let Some(name) = &self.path else {
+            let mut raised = Ok(());
+            let fetched = default_model::fetch(self.cache_dir.as_deref(), &mut |_| {
+                raised = interrupted();
+                if raised.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+            raised?;
+            return Ok(fetched?);
+        };
+        let path = Path::new(name);
+        let is_path = path.exists() || path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
+        let repository = name.parse::<RepositoryName>();
+        match repository {
+            Ok(repository) if !is_path => self.pull(&repository, placement, devices, interrupted),
+            _ if path.exists() => Ok(path.to_owned()),
+            _ => Err(Failure::new(
+                "ModelNotFound",
+                format!(
+                    "{name}: there is no such file; a model of the hub is named ORG/REPO or ORG/REPO:QUANT"
+                ),
+            )),
+        }
+    }
+
+    /// A model of the hub: the one in the cache, or the one that was asked for, or the best that fits.
+    fn pull(
+        &self,
+        name: &RepositoryName,
+        placement: &Placement,
+        devices: &Devices,
+        interrupted: &mut dyn FnMut() -> Outcome,
+    ) -> Outcome<PathBuf> {
+        let settings = HubSettings::from_environment(self.cache_dir.as_deref())?;
+        let settings = HubSettings { offline: settings.offline || self.offline, ..settings };
+        let offline = settings.offline;
+        match ModelCache::new(&settings.cache, &settings.shared_caches).find(name) {
+            Ok(Some(model)) => {
+                if let Some(file) = model.files.into_iter().next() {
+                    return Ok(file.path);
+                }
+            }
+            Ok(None) => {}
+            // Another quantization may be on the hub.
+            Err(HubError::NoQuant { .. }) if !offline => {}
+            Err(error) => return Err(error.into()),
+        }
+        let hub = Hub::new(settings)?;
+        let listing = hub.list(name)?;
+        let all = choices(&listing.files, |file| &file.name, |file| file.bytes);
+        let asked = name.quant().and_then(|quant| find_choice(&all, quant, |file| &file.name));
+        let mut chosen = asked.cloned();
+        let has_quantized = all.iter().any(|choice| !choice.is_unquantized());
+        for choice in all.iter().filter(|choice| !has_quantized || !choice.is_unquantized()) {
+            if chosen.is_some() {
+                break;
+            }
+            interrupted()?;
+            let folder = tempfile::tempdir()
+                .map_err(|error| Failure::new("Error", format!("no temporary folder: {error}")))?;
+            let outline = hub.outline(&listing, choice, folder.path())?;
+            chosen = self.fits(&outline, placement, devices)?.then(|| choice.clone());
+        }
+        let Some(chosen) = chosen else {
+            let repository = name.path();
+            return Err(match all.last() {
+                Some(smallest) => HubError::NothingFits { repository, smallest: smallest.quant.clone() },
+                None => HubError::NoModel {
+                    repository,
+                    files: listing.files.iter().map(|file| file.name.clone()).collect(),
+                },
+            }
+            .into());
+        };
+        let mut raised = Ok(());
+        let pulled = hub.pull(name, &listing, &chosen.files, &mut |_| {
+            raised = interrupted();
+            if raised.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        raised?;
+        pulled?.into_iter().next().ok_or_else(|| HubError::NotCached { name: name.to_string() }.into())
+    }
+
+    /// Whether a model, of which there is a file without weights, fits in the free memory of the devices.
+    fn fits(&self, outline: &Path, placement: &Placement, devices: &Devices) -> Outcome<bool> {
+        let model = Model::open(outline)?;
+        let (placed, _) = placement.plan_with_context(&model, devices, &self.engine()?)?;
+        let needed = placed.forecast.bytes();
+        Ok(needed.iter().zip(devices.backends()).all(|(bytes, backend)| {
+            backend.device().free_bytes.is_none_or(|free| bytes.total() + bytes.mapped <= free)
+        }))
+    }
+}
+
+/// Adds the path to an error about a file's contents that does not name it.
+fn name_file(failure: Failure, path: &Path) -> Failure {
+    match failure {
+        Failure::Library { class, message } if !message.contains(&*path.to_string_lossy()) => {
+            Failure::Library { class, message: format!("{}: {message}", path.display()) }
+        }
+        failure => failure,
+    }
+}
+
+/// Raises what a signal handler has raised, such as `KeyboardInterrupt`. For threads that do not hold the GIL.
+pub(crate) fn check_signals() -> Outcome {
+    Ok(Python::attach(|py| py.check_signals())?)
+}

@@ -1,0 +1,350 @@
+//! A loaded model: requests of any thread go to one batching engine.
+
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use quadriga_llm::{
+    BatchToken, Embedder, EmbedderOptions, Engine, EngineOptions, cut_tokens, pair_tokens, text_tokens,
+};
+use quadriga_server::ServedModel;
+use quadriga_server::body::JsonBody;
+use quadriga_server::requests;
+use quadriga_view::Picture;
+
+use crate::detached::detached;
+use crate::failure::{Failure, Outcome};
+use crate::floats::Floats;
+use crate::loading::{LoadOptions, LoadedModel, LoadedParts, check_signals};
+use crate::logits::LogitsProcessors;
+use crate::measure::stream_requests;
+use crate::model_facts;
+use crate::notifier::Notifier;
+use crate::process::ProcessMark;
+use crate::queue::EventQueue;
+use crate::stream::StreamCore;
+
+/// The most texts that are embedded at once, and the most tokens of them unless one text has more.
+const EMBEDDED_TEXTS: usize = 16;
+const EMBEDDED_TOKENS: usize = 16 << 10;
+
+/// A loaded model.
+#[pyclass(frozen, module = "quadriga._quadriga")]
+pub(crate) struct ModelCore {
+    process: ProcessMark,
+    engines: RwLock<Option<Arc<Engines>>>,
+    notifier: Notifier,
+}
+
+/// The engines of a model. They share its weights.
+struct Engines {
+    served: Arc<ServedModel>,
+    parts: LoadedParts,
+    embedder: Mutex<Option<Embedder>>,
+    evaluator: Mutex<Option<Engine>>,
+}
+
+impl Engines {
+    /// Embeds texts of tokens, with an embedder that is made when it is first needed.
+    fn embed<T>(&self, work: impl FnOnce(&mut Embedder) -> quadriga_llm::Result<T>) -> Outcome<T> {
+        let mut embedder = self.embedder.lock().unwrap_or_else(PoisonError::into_inner);
+        if embedder.is_none() {
+            let engine = &self.parts.engine;
+            // Its KV cache comes on top of the other: one long text, or a few shorter ones.
+            let sequences = (EMBEDDED_TOKENS / engine.context.max(1)).clamp(1, EMBEDDED_TEXTS);
+            let engine = EngineOptions { sequences, pages: 0, ..engine.clone() };
+            let options = EmbedderOptions { engine, ..EmbedderOptions::default() };
+            let model = self.served.model.clone();
+            *embedder = Some(Embedder::new(model, &self.parts.placed.scheduler, options, &mut |_| {})?);
+        }
+        match embedder.as_mut() {
+            Some(embedder) => Ok(work(embedder)?),
+            None => Err(Failure::closed("model")),
+        }
+    }
+
+    /// The logits after each of the tokens, or after the last one, one row after another.
+    fn evaluate(&self, tokens: &[u32], all: bool) -> Outcome<Vec<f32>> {
+        let mut evaluator = self.evaluator.lock().unwrap_or_else(PoisonError::into_inner);
+        if evaluator.is_none() {
+            let engine = EngineOptions {
+                sequences: 1,
+                pages: 0,
+                greedy: false,
+                logits: true,
+                output_rows: self.parts.engine.batch,
+                ..self.parts.engine.clone()
+            };
+            let model = self.served.model.clone();
+            *evaluator = Some(Engine::new(model, &self.parts.placed.scheduler, engine, &mut |_| {})?);
+        }
+        let Some(engine) = evaluator.as_mut() else { return Err(Failure::closed("model")) };
+        // The last token is computed in any case: its logits are needed.
+        let known = engine.tokens(0).iter().zip(tokens).take_while(|(old, new)| old == new).count();
+        let known = if all { 0 } else { known.min(tokens.len().saturating_sub(1)) };
+        let known = engine.truncate(0, known);
+        let rest = tokens.get(known..).unwrap_or_default();
+        let last = rest.len().saturating_sub(1);
+        let mut batch = Vec::with_capacity(rest.len());
+        batch.extend(rest.iter().enumerate().map(|(number, token)| BatchToken {
+            sequence: 0,
+            token: *token,
+            output: all || number == last,
+        }));
+        if batch.is_empty() {
+            return Err(quadriga_llm::Error::EmptyPrompt.into());
+        }
+        engine.extend(&batch)?;
+        engine.wait()?;
+        let rows = if all { rest.len() } else { 1 };
+        Ok((0..rows).flat_map(|row| engine.logits(row)).copied().collect())
+    }
+}
+
+impl ModelCore {
+    fn engines(&self) -> Outcome<Arc<Engines>> {
+        self.process.check("model")?;
+        let engines = self.engines.read().unwrap_or_else(PoisonError::into_inner);
+        engines.as_ref().map(Arc::clone).ok_or_else(|| Failure::closed("model"))
+    }
+
+    /// Computes with the engines, without the GIL. They are released without it, too: the last one to do so waits for the
+    /// engine's thread, which may run Python code.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(Arc<Engines>) -> Outcome<T> + Send,
+    ) -> Outcome<T> {
+        let engines = self.engines()?;
+        detached(py, move || work(engines))
+    }
+
+    fn start(
+        engines: &Engines,
+        (path, body): (&str, &str),
+        processors: Option<LogitsProcessors>,
+        notifier: Notifier,
+    ) -> Outcome<StreamCore> {
+        let served = &engines.served;
+        let body = JsonBody::parse(body.as_bytes())?;
+        let generation = requests::parse(path, &body, served)?.pop();
+        let generation = generation.ok_or_else(|| Failure::invalid("the request asks for nothing"))?;
+        let stops = generation.stops.clone();
+        let request = served.prepare(generation)?.pop();
+        let mut request = request.ok_or_else(|| Failure::invalid("the request asks for nothing"))?;
+        // So that a request whose stream is closed ends with the next part of its prompt.
+        request.progress = true;
+        if let Some(processors) = processors {
+            request.add_hook(Box::new(processors));
+        }
+        let prompt = request.prompt.clone();
+        let queue = Arc::new(EventQueue::default());
+        let requests = vec![(request, queue.sink(notifier.clone()))];
+        let refused = Arc::clone(&queue);
+        served.service()?.submit_to(requests, move |accepted| {
+            if let Err(error) = accepted {
+                refused.refuse(error, &notifier);
+            }
+            true
+        })?;
+        Ok(StreamCore::new(queue, prompt, stops))
+    }
+}
+
+#[pymethods]
+impl ModelCore {
+    /// Loads the model that a JSON object describes.
+    #[new]
+    fn new(py: Python<'_>, options: &str) -> PyResult<ModelCore> {
+        let options: LoadOptions =
+            serde_json::from_str(options).map_err(|error| Failure::invalid(error.to_string()))?;
+        let LoadedModel { served, parts } = detached(py, || options.load(&mut check_signals))?;
+        let engines = Engines {
+            served: Arc::new(served),
+            parts,
+            embedder: Mutex::default(),
+            evaluator: Mutex::default(),
+        };
+        Ok(ModelCore {
+            process: ProcessMark::new(),
+            engines: RwLock::new(Some(Arc::new(engines))),
+            notifier: Notifier::default(),
+        })
+    }
+
+    /// Ends all requests and frees the memory.
+    fn close(&self, py: Python<'_>) {
+        if !self.process.is_here() {
+            return;
+        }
+        let engines = self.engines.write().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| {
+            drop(engines);
+            self.notifier.stop();
+        });
+    }
+
+    /// Whether the model was closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.engines.read().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    /// Starts to answer a request: JSON in the format of one of the server's routes, and logits processors.
+    #[pyo3(signature = (path, body, processors=None))]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        path: &str,
+        body: &str,
+        processors: Option<Py<PyAny>>,
+    ) -> PyResult<StreamCore> {
+        let processors = processors.map(|list| LogitsProcessors::new(py, list)).transpose()?;
+        let notifier = self.notifier.clone();
+        Ok(self.with(py, |engines| Self::start(&engines, (path, body), processors, notifier))?)
+    }
+
+    /// The tokens of a request's prompt.
+    fn prompt_tokens(&self, py: Python<'_>, path: &str, body: &str) -> PyResult<Vec<u32>> {
+        Ok(self.with(py, |engines| {
+            let body = JsonBody::parse(body.as_bytes())?;
+            Ok(requests::prompts(path, &body, &engines.served)?.pop().unwrap_or_default())
+        })?)
+    }
+
+    /// The tokens of a text.
+    fn tokenize(&self, py: Python<'_>, text: &str, add_bos: bool, special: bool) -> PyResult<Vec<u32>> {
+        Ok(self.with(py, |engines| {
+            let tokenizer = engines.served.model.tokenizer()?;
+            Ok(if add_bos { tokenizer.encode_prompt(text, special) } else { tokenizer.encode(text, special) })
+        })?)
+    }
+
+    /// The bytes of tokens, which may be parts of characters. Control tokens have none, or with `special` their names.
+    fn detokenize<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: Vec<u32>,
+        special: bool,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = self.with(py, |engines| {
+            let tokenizer = engines.served.model.tokenizer()?;
+            let mut bytes = Vec::new();
+            for token in tokens {
+                let piece = tokenizer.piece(token)?;
+                match special && piece.is_empty() {
+                    true => bytes.extend(engines.served.token_bytes(token)),
+                    false => bytes.extend(piece),
+                }
+            }
+            Ok(bytes)
+        })?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// The embeddings of texts, one row for each, and the number of their tokens.
+    fn embed(&self, py: Python<'_>, texts: Vec<String>, truncate: bool) -> PyResult<(Floats, usize)> {
+        Ok(self.with(py, |engines| {
+            let model = &engines.served.model;
+            let mut tokens = Vec::with_capacity(texts.len());
+            for text in &texts {
+                let mut of_text = text_tokens(model, text)?;
+                if truncate {
+                    cut_tokens(model, &mut of_text, engines.parts.engine.context);
+                }
+                tokens.push(of_text);
+            }
+            let count = tokens.iter().map(Vec::len).sum();
+            let vectors = engines.embed(|embedder| embedder.embed_batch(&tokens))?;
+            let width = vectors.first().map_or(0, Vec::len);
+            let flat = match <[Vec<f32>; 1]>::try_from(vectors) {
+                Ok([only]) => only,
+                Err(several) => several.concat(),
+            };
+            Ok((Floats::new(flat, &[texts.len(), width]), count))
+        })?)
+    }
+
+    /// How well documents answer a query, by the model's classification head.
+    fn rank(&self, py: Python<'_>, query: &str, documents: Vec<String>) -> PyResult<Vec<f32>> {
+        Ok(self.with(py, |engines| {
+            let model = &engines.served.model;
+            let pairs = documents.iter().map(|document| pair_tokens(model, query, document));
+            let pairs = pairs.collect::<quadriga_llm::Result<Vec<_>>>()?;
+            engines.embed(|embedder| embedder.rank_batch(&pairs))
+        })?)
+    }
+
+    /// The logits after each of the tokens, or after the last one: one row for each.
+    fn logits(&self, py: Python<'_>, tokens: Vec<u32>, all: bool) -> PyResult<Floats> {
+        Ok(self.with(py, |engines| {
+            let logits = engines.evaluate(&tokens, all)?;
+            let rows = if all { tokens.len() } else { 1 };
+            let width = logits.len() / rows.max(1);
+            Ok(Floats::new(logits, &[rows, width]))
+        })?)
+    }
+
+    /// The KV cache of the beginning of these tokens, as far as it is there.
+    fn save_state<'py>(&self, py: Python<'py>, tokens: Vec<u32>) -> PyResult<Bound<'py, PyBytes>> {
+        let saved = self.with(py, |engines| Ok(engines.served.service()?.save_prefix(tokens)?))?;
+        Ok(PyBytes::new(py, &saved))
+    }
+
+    /// Brings back a saved KV cache; returns the number of tokens that requests will find.
+    fn load_state(&self, py: Python<'_>, saved: Vec<u8>) -> PyResult<usize> {
+        Ok(self.with(py, |engines| Ok(engines.served.service()?.restore_prefix(saved)?))?)
+    }
+
+    /// Forgets what the KV cache has of earlier requests.
+    fn clear_cache(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(self.with(py, |engines| Ok(engines.served.service()?.clear_prefixes()?))?)
+    }
+
+    /// Facts about the model, its memory and its engine, as JSON.
+    fn facts(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.with(py, |engines| Ok(model_facts::json(&engines.served, &engines.parts)))?)
+    }
+
+    /// The metadata of the file, as JSON.
+    fn metadata(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.with(py, |engines| Ok(model_facts::metadata(&engines.served.model)))?)
+    }
+
+    /// Streams greedy answers to prompts from Rust's threads: seconds, and the number of tokens. For bench/python-overhead.
+    fn measure_requests(
+        &self,
+        py: Python<'_>,
+        prompts: Vec<Vec<u32>>,
+        tokens: usize,
+        threads: usize,
+    ) -> PyResult<(f64, usize)> {
+        Ok(self.with(py, |engines| stream_requests(engines.served.service()?, &prompts, tokens, threads))?)
+    }
+
+    /// The plan of the largest step as a page, or as a drawing.
+    fn picture(&self, py: Python<'_>, svg: bool) -> PyResult<String> {
+        Ok(self.with(py, |engines| {
+            let plan = engines.parts.placed.forecast.explain();
+            let picture = Picture::new(engines.served.name.clone(), plan);
+            Ok(if svg { picture.svg() } else { picture.html() })
+        })?)
+    }
+}
+
+impl Drop for ModelCore {
+    /// Ends the engine's threads. In a fork they do not exist, and at the end of the interpreter they end with the process.
+    fn drop(&mut self) {
+        let mut engines = self.engines.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if self.process.is_here() {
+            let _ = Python::try_attach(|py| {
+                let engines = engines.take();
+                py.detach(|| {
+                    drop(engines);
+                    self.notifier.stop();
+                });
+            });
+        }
+        std::mem::forget(engines);
+    }
+}

@@ -1,0 +1,110 @@
+//! The events of a request on their way from the engine's thread to Python.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use quadriga_llm::Error;
+use quadriga_llm::serving::{Event, EventSink};
+
+use crate::notifier::Notifier;
+
+/// Events of a request. The engine's thread adds them and never waits for Python.
+#[derive(Default)]
+pub(crate) struct EventQueue {
+    state: Mutex<QueueState>,
+    added: Condvar,
+}
+
+#[derive(Default)]
+struct QueueState {
+    events: VecDeque<Event>,
+    /// Nobody wants more events.
+    closed: bool,
+    /// Called when the next event comes: an event loop waits for it.
+    waker: Option<Py<PyAny>>,
+}
+
+impl EventQueue {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next event, if it comes in time.
+    pub(crate) fn next(&self, wait: Duration) -> Option<Event> {
+        let state = self.lock();
+        let waited = self.added.wait_timeout_while(state, wait, |state| state.events.is_empty());
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.events.pop_front()
+    }
+
+    /// Whether there is an event. If not, `waker` is called when there is one.
+    pub(crate) fn wake(&self, waker: Py<PyAny>) -> bool {
+        let mut state = self.lock();
+        if state.events.is_empty() {
+            state.waker = Some(waker);
+            return false;
+        }
+        true
+    }
+
+    /// Wants no more events.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        state.events.clear();
+        let waker = state.waker.take();
+        drop(state);
+        drop(waker);
+    }
+
+    /// The request was refused: this is its last event.
+    pub(crate) fn refuse(&self, error: Error, notifier: &Notifier) {
+        self.add(Event::Failed(Arc::new(error)), notifier);
+        self.lock().closed = true;
+    }
+
+    /// Adds an event. Whether somebody still wants them.
+    fn add(&self, event: Event, notifier: &Notifier) -> bool {
+        let mut state = self.lock();
+        if state.closed {
+            return false;
+        }
+        state.events.push_back(event);
+        let waker = state.waker.take();
+        drop(state);
+        self.added.notify_one();
+        if let Some(waker) = waker {
+            notifier.call(waker);
+        }
+        true
+    }
+
+    /// What the engine gives the events to. If it is dropped before the last one, the service has stopped.
+    pub(crate) fn sink(self: &Arc<Self>, notifier: Notifier) -> EventSink {
+        let mut sender = EventSender { queue: Arc::clone(self), notifier, ended: false };
+        Box::new(move |event| sender.send(event))
+    }
+}
+
+struct EventSender {
+    queue: Arc<EventQueue>,
+    notifier: Notifier,
+    ended: bool,
+}
+
+impl EventSender {
+    fn send(&mut self, event: Event) -> bool {
+        self.ended |= matches!(event, Event::Finished(_) | Event::Failed(_));
+        self.queue.add(event, &self.notifier)
+    }
+}
+
+impl Drop for EventSender {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.queue.add(Event::Failed(Arc::new(Error::ServiceStopped)), &self.notifier);
+        }
+    }
+}

@@ -1,0 +1,245 @@
+"""Graphs of one's own: results against numpy, on one device and on two, inspected and drawn."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import quadriga
+from quadriga import graph
+
+Array = npt.NDArray[np.float32]
+
+
+def random(*shape: int, seed: int = 1) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def feed_forward(up: Array, down: Array, rows: int) -> graph.Graph:
+    g = graph.Graph()
+    x = g.input("x", (rows, up.shape[1]))
+    hidden = g.weight("up", up).mul_mat(x).silu().named("hidden")
+    g.output("y", x + g.weight("down", down).mul_mat(hidden))
+    return g
+
+
+def expected(x: Array, up: Array, down: Array) -> Array:
+    hidden = x @ up.T
+    hidden = hidden / (1 + np.exp(-hidden))
+    return x + hidden @ down.T
+
+
+def test_a_graph_computes_what_numpy_does() -> None:
+    up, down, x = random(96, 32, seed=1), random(32, 96, seed=2), random(5, 32, seed=3)
+    plan = feed_forward(up, down, 5).plan(["cpu"], threads=2)
+    session = plan.session()
+    for scale in (1.0, 0.5):
+        values = (x * scale).astype(np.float32)
+        np.testing.assert_allclose(session.run(x=values)["y"], expected(values, up, down), rtol=1e-3, atol=1e-3)
+
+
+def test_two_devices_compute_the_same() -> None:
+    up, down, x = random(96, 32, seed=1), random(32, 96, seed=2), random(5, 32, seed=3)
+    plan = feed_forward(up, down, 5).plan(["cpu", "sim:0"], pins={"up": "cpu", "down": "sim:0"})
+    devices = {line["backend"] for line in plan.explain()["splits"]}
+    assert len(devices) == 2, plan.details()
+    np.testing.assert_allclose(plan.session().run(x=x)["y"], expected(x, up, down), rtol=1e-3, atol=1e-3)
+
+
+def test_operators_and_shapes() -> None:
+    g = graph.Graph()
+    a, b = g.input("a", (2, 3)), g.input("b", (2, 3))
+    assert (a.shape, a.dtype) == ((2, 3), "f32")
+    g.output("sum", 2 * a + b / 4 - 1)
+    g.output("max", a.concat(1, b).argmax())
+    g.output("part", a.transpose().cont().slice(0, 1, 2).cont())
+    g.output("softmax", a.soft_max(0.5))
+    x, y = random(2, 3, seed=4), random(2, 3, seed=5)
+    result = g.plan().session().run({"a": x, "b": y})
+    np.testing.assert_allclose(result["sum"], 2 * x + y / 4 - 1, rtol=1e-5)
+    assert result["max"].dtype == np.int32
+    np.testing.assert_array_equal(result["max"].reshape(-1), np.concatenate([x, y], axis=1).argmax(axis=1))
+    np.testing.assert_array_equal(result["part"], x.T[1:3])
+    exp = np.exp(0.5 * x)
+    np.testing.assert_allclose(result["softmax"], exp / exp.sum(axis=1, keepdims=True), rtol=1e-4)
+
+
+def test_states_last_and_can_be_saved() -> None:
+    g = graph.Graph()
+    x, total = g.input("x", (4,)), g.state("total", (4,))
+    g.output("total_now", (total + x).copy_into(total))
+    plan = g.plan()
+    session = plan.session()
+    for _ in range(3):
+        session.start(x=[1.0, 2.0, 3.0, 4.0])
+    np.testing.assert_array_equal(session.read_state("total"), [3, 6, 9, 12])
+    saved = session.save_state()
+    session.clear_state()
+    np.testing.assert_array_equal(session.read_state("total"), [0] * 4)
+    other = plan.session()
+    other.restore_state(saved)
+    np.testing.assert_array_equal(other.run(x=[1.0] * 4)["total_now"], [4, 7, 10, 13])
+    other.write_state("total", np.zeros(4, dtype=np.float32))
+    np.testing.assert_array_equal(other.run(x=[1.0] * 4)["total_now"], [1] * 4)
+    with pytest.raises(quadriga.StateError):
+        other.restore_state(b"nothing")
+
+
+def test_outputs_go_to_memory_of_the_caller() -> None:
+    g = graph.Graph()
+    g.output("y", g.input("x", (1000,)) * 3)
+    session = g.plan().session()
+    out = np.empty(1000, dtype=np.float32)
+    session.start(x=np.ones(1000, dtype=np.float32))
+    assert session.read("y", out) is out
+    assert (out == 3).all()
+    with pytest.raises(quadriga.GraphError, match="read-only"):
+        out.flags.writeable = False
+        session.read("y", out)
+
+
+def test_dlpack_goes_in_and_out() -> None:
+    class Foreign:
+        """An array of another library: all that is known of it is DLPack's interface."""
+
+        def __init__(self, array: Array) -> None:
+            self.array = array
+
+        def __dlpack__(self, **options: Any) -> Any:
+            return self.array.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> Any:
+            return self.array.__dlpack_device__()
+
+    g = graph.Graph()
+    g.output("y", g.input("x", (8,)).sqr())
+    y = g.plan().session().run(x=Foreign(np.arange(8, dtype=np.float32)))["y"]
+    np.testing.assert_array_equal(np.from_dlpack(y), np.arange(8, dtype=np.float32) ** 2)
+
+
+def test_operations_in_python() -> None:
+    @graph.operation(shape=lambda x, y: ("f32", [x[1][0], y[1][0]]))
+    def distances(x: Array, y: Array) -> Array:
+        return np.sqrt(((x[:, None] - y[None]) ** 2).sum(-1))
+
+    @graph.operation()
+    def reverse(x: Array) -> Array:
+        return x[:, ::-1]
+
+    g = graph.Graph()
+    a, b = g.input("a", (3, 2)), g.input("b", (4, 2))
+    g.output("d", reverse(distances(a * 2, b)) * 10)
+    x, y = random(3, 2, seed=6), random(4, 2, seed=7)
+    plan = g.plan()
+    assert "distances" in plan.details()
+    result = plan.session().run(a=x, b=y)["d"]
+    wanted = 10 * np.sqrt(((2 * x[:, None] - y[None]) ** 2).sum(-1))[:, ::-1]
+    np.testing.assert_allclose(result, wanted, rtol=1e-4)
+
+
+def test_an_operation_that_fails_is_an_error_of_the_run() -> None:
+    @graph.operation()
+    def fails(x: Array) -> Array:
+        raise ZeroDivisionError("my own operation")
+
+    g = graph.Graph()
+    g.output("y", fails(g.input("x", (4,))))
+    session = g.plan().session()
+    with pytest.raises(quadriga.GraphError, match="my own operation"):
+        session.run(x=[1.0] * 4)
+
+
+def test_observers_see_results_and_end_the_run() -> None:
+    g = graph.Graph()
+    x = g.input("x", (4,))
+    root = (x - 1).named("shifted").sqrt().named("root")
+    g.output("y", (root * 2).named("doubled"))
+    session = g.plan().session()
+    seen: dict[str, Any] = {}
+
+    def look(observed: graph.Observed) -> bool:
+        seen[observed.name] = observed.array
+        return bool(np.isfinite(observed.array).all())
+
+    with np.errstate(all="ignore"):
+        assert session.observe(look, inputs={"x": [0.0, 1.0, 2.0, 5.0]}) is False
+    assert list(seen) == ["shifted", "root"]
+    assert session.observe(lambda observed: None, ["doubled"], {"x": [1.0] * 4}) is True
+
+    def fail(observed: graph.Observed) -> None:
+        raise KeyError("my observer")
+
+    with pytest.raises(KeyError, match="my observer"):
+        session.observe(fail, inputs={"x": [1.0] * 4})
+
+
+def test_mistakes_are_raised_where_they_are_made() -> None:
+    g = graph.Graph()
+    a, b = g.input("a", (2, 3)), g.input("b", (4, 5))
+    with pytest.raises(quadriga.GraphError, match="mul_mat"):
+        a.mul_mat(b)
+    with pytest.raises(quadriga.GraphError, match="has an error"):
+        g.plan()
+    other = graph.Graph()
+    with pytest.raises(quadriga.GraphError, match="another graph"):
+        _ = other.input("x", (2, 3)) + graph.Graph().input("a", (2, 3))
+    with pytest.raises(quadriga.GraphError, match="f31"):
+        other.input("y", (2,), "f31")
+    other.output("y", other.input("z", (4,)).relu())
+    session = other.plan().session()
+    with pytest.raises(quadriga.GraphError, match="shape"):
+        session.run(z=np.zeros(5, dtype=np.float32))
+    with pytest.raises(quadriga.GraphError, match="F32"):
+        session.run(z=np.zeros(4, dtype=np.int32))
+    with pytest.raises(quadriga.GraphError, match="complex|c8"):
+        session.run(z=np.zeros(4, dtype=np.complex64))
+    with pytest.raises(quadriga.InvalidRequest, match="npu"):
+        graph.Graph().plan(["npu"])
+
+
+def test_quantized_weights() -> None:
+    # Blocks of 32 elements: a scale in float16, and 4 bits for each element.
+    rows, columns = 4, 64
+    blocks = np.zeros((rows, columns // 32, 18), dtype=np.uint8)
+    blocks[..., :2] = np.frombuffer(np.float16(0.5).tobytes(), dtype=np.uint8)
+    blocks[..., 2:] = 0x9A
+    g = graph.Graph()
+    w = g.weight("w", blocks.reshape(-1), dtype="q4_0", shape=(rows, columns))
+    g.output("y", w.mul_mat(g.input("x", (1, columns))))
+    y = g.plan().session().run(x=np.ones((1, columns), dtype=np.float32))["y"]
+    # The lower half of a byte, 10, is an element of the first half of the block; 8 is subtracted from each.
+    np.testing.assert_allclose(y, [[64 / 2 * (2 + 1) * 0.5] * rows], rtol=1e-3)
+
+
+def test_pictures_and_data_of_a_plan() -> None:
+    plan = feed_forward(random(96, 32), random(32, 96), 5).plan()
+    assert plan._repr_html_().lstrip().startswith("<svg")
+    assert "<html" in plan.html("my plan") and "my plan" in plan.html("my plan")
+    assert plan.dot().startswith("digraph")
+    assert sum(device["weights"] for device in plan.memory()) >= 2 * 96 * 32 * 4
+    assert "cpu" in str(plan)
+    assert {"splits", "nodes"} <= plan.explain().keys()
+
+
+def test_threads_wait_for_each_other_in_a_session() -> None:
+    g = graph.Graph()
+    g.output("y", g.input("x", (64, 64)).sqr().sum_rows())
+    session = g.plan(threads=2).session()
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for _ in range(20):
+                session.run(x=random(64, 64, seed=seed))
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures

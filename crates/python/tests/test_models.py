@@ -1,0 +1,83 @@
+"""Loading and closing models, errors of files, the KV cache as bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import quadriga
+
+
+def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(quadriga.ModelNotFound, match="nothing.gguf"):
+        quadriga.Model(tmp_path / "nothing.gguf")
+    with pytest.raises(FileNotFoundError):
+        quadriga.Model("no such model")
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(quadriga.ModelError, match="broken.gguf"):
+        quadriga.Model(broken)
+    with pytest.raises(quadriga.InvalidRequest, match="npu"):
+        quadriga.Model(broken, devices=["npu"])
+    with pytest.raises(quadriga.InvalidRequest, match="n_parallel"):
+        quadriga.Model(broken, n_parallel=0)
+
+
+def test_a_model_of_the_hub_that_is_not_cached_needs_the_network(tmp_path: Path) -> None:
+    with pytest.raises(quadriga.HubError, match="owner/name"):
+        quadriga.Model("owner/name:Q4_0", offline=True, cache_dir=tmp_path)
+
+
+def test_too_little_memory_is_its_own_error(tiny_path: Path) -> None:
+    with pytest.raises(quadriga.OutOfMemory):
+        quadriga.Model(tiny_path, n_ctx=2048, devices=["sim:0"], n_gpu_layers="all", vram_budget=1000)
+    assert issubclass(quadriga.OutOfMemory, MemoryError)
+
+
+def test_a_closed_model_says_so(tiny_path: Path) -> None:
+    model = quadriga.Model(tiny_path)
+    stream = model.generate([1, 2, 3], stream=True, ignore_eos=True)
+    next(stream)
+    model.close()
+    model.close()
+    with pytest.raises(quadriga.Closed):
+        list(stream)
+    with pytest.raises(quadriga.Closed):
+        model.generate([1, 2, 3])
+
+
+def test_two_devices_give_the_same_tokens(tiny_path: Path, tiny: quadriga.Model) -> None:
+    with quadriga.Model(tiny_path, n_ctx=512, devices=["sim:0", "cpu"], n_gpu_layers=2) as split:
+        assert split.devices == ["sim:0", "cpu"]
+        tokens = list(range(1, 20))
+        whole = tiny.generate(tokens, temperature=0, max_tokens=8, ignore_eos=True)
+        assert split.generate(tokens, temperature=0, max_tokens=8, ignore_eos=True).tokens == whole.tokens
+
+
+def test_a_saved_kv_cache_is_found_by_another_model(tiny_path: Path) -> None:
+    tokens = [int(token) for token in np.random.default_rng(7).integers(3, 200, 300)]
+    with quadriga.Model(tiny_path, n_ctx=1024) as first:
+        wanted = first.generate(tokens, temperature=0, max_tokens=8, ignore_eos=True)
+        saved = first.save_state(tokens)
+        assert wanted.usage.cached_tokens == 0
+    with quadriga.Model(tiny_path, n_ctx=1024) as second:
+        assert second.load_state(saved) == 256
+        again = second.generate(tokens, temperature=0, max_tokens=8, ignore_eos=True)
+        assert again.usage.cached_tokens == 256
+        assert again.tokens == wanted.tokens
+        second.clear_cache()
+        assert second.generate(tokens, temperature=0, max_tokens=1).usage.cached_tokens == 0
+        with pytest.raises(quadriga.StateError):
+            second.load_state(saved[: len(saved) // 2])
+        with pytest.raises(quadriga.StateError):
+            second.load_state(b"something else")
+    with quadriga.Model(tiny_path, n_ctx=1024, cache_type="f32") as other:
+        with pytest.raises(quadriga.StateError):
+            other.load_state(saved)
+
+
+def test_prefixes_are_computed_once(tiny: quadriga.Model) -> None:
+    tokens = [int(token) for token in np.random.default_rng(8).integers(3, 200, 200)]
+    assert tiny.generate(tokens, max_tokens=1).usage.cached_tokens == 0
+    assert tiny.generate([*tokens, 5, 6], max_tokens=1).usage.cached_tokens == 192

@@ -1,0 +1,138 @@
+"""What happens around a model: the command, Ctrl-C, fork, the end of the interpreter. Each test runs a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run(script: str, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-X", "faulthandler", "-c", script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_is_there() -> None:
+    command = [sys.executable, "-m", "quadriga"]
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
+    assert version.startswith("quadriga ")
+    wrong = subprocess.run([*command, "no-such-command"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2 and "no-such-command" in wrong.stderr
+    script = Path(sys.executable).with_name("quadriga")
+    assert subprocess.run([script, "--version"], capture_output=True, text=True, check=True).stdout == version
+
+
+def test_the_command_generates(tiny_path: Path) -> None:
+    command = [sys.executable, "-m", "quadriga", "inspect", str(tiny_path)]
+    assert "llama" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_ctrl_c_ends_a_generation(tiny_path: Path) -> None:
+    script = """
+import sys, quadriga
+model = quadriga.Model(sys.argv[1], n_ctx=2048, kv_tokens=2048)
+try:
+    while True:
+        for piece in model.generate([1, 2, 3], stream=True, ignore_eos=True):
+            print("token", flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    assert model.generate([1, 2, 3], max_tokens=2).usage.completion_tokens <= 2
+    print("goes on", flush=True)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script, str(tiny_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "token\n"
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert rest.endswith("interrupted\ngoes on\n")
+    assert process.returncode == 0
+
+
+def test_ctrl_c_ends_a_wait(tiny_path: Path) -> None:
+    # Nothing comes from a stream whose engine is busy with a slow logits processor.
+    script = """
+import os, signal, sys, threading, quadriga
+model = quadriga.Model(sys.argv[1])
+entered, leave = threading.Event(), threading.Event()
+def slow(tokens, logits):
+    entered.set()
+    leave.wait()
+stream = model.generate([1, 2, 3], stream=True, logits_processors=[slow])
+threading.Thread(target=lambda: (entered.wait(), os.kill(os.getpid(), signal.SIGINT))).start()
+try:
+    next(stream)
+except KeyboardInterrupt:
+    print("interrupted")
+leave.set()
+"""
+    ended = run(script, str(tiny_path))
+    assert (ended.stdout, ended.returncode) == ("interrupted\n", 0), ended.stderr
+
+
+def test_a_fork_can_neither_use_nor_break_a_model(tiny_path: Path) -> None:
+    script = """
+import os, sys, quadriga
+from quadriga import graph
+model = quadriga.Model(sys.argv[1])
+stream = model.generate([1, 2, 3], stream=True, ignore_eos=True)
+next(stream)
+g = graph.Graph()
+g.output("y", g.input("x", (4,)).relu())
+session = g.plan(["cpu"]).session()
+child = os.fork()
+if child == 0:
+    code = 0
+    for use in (lambda: model.generate([1]), lambda: next(stream), lambda: session.run(x=[1.0] * 4), model.embed):
+        try:
+            use("x") if use == model.embed else use()
+            code = 1
+        except quadriga.Closed as error:
+            assert "fork" in str(error)
+    del model, stream, session
+    # A model of the child's own works.
+    own = quadriga.Model(sys.argv[1])
+    code += own.generate([1, 2, 3], max_tokens=2, ignore_eos=True).usage.completion_tokens != 2
+    sys.exit(code)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 0, status
+assert model.generate([1, 2, 3], max_tokens=3, ignore_eos=True).usage.completion_tokens == 3
+print("parent goes on")
+"""
+    ended = run(script, str(tiny_path))
+    assert (ended.stdout, ended.returncode) == ("parent goes on\n", 0), ended.stderr
+
+
+def test_the_interpreter_ends_while_requests_run(tiny_path: Path) -> None:
+    script = """
+import asyncio, sys, threading, quadriga
+model = quadriga.Model(sys.argv[1])
+kept = [model.generate([1, 2, 3], stream=True, ignore_eos=True, logits_processors=[lambda t, l: None]) for _ in range(4)]
+next(kept[0])
+def read():
+    for _ in kept[1]:
+        pass
+threading.Thread(target=read, daemon=True).start()
+async def begin():
+    task = asyncio.ensure_future(kept[2].__anext__())
+    await asyncio.sleep(0)
+asyncio.run(begin())
+print("done")
+"""
+    for _ in range(5):
+        ended = run(script, str(tiny_path))
+        assert (ended.stdout, ended.returncode) == ("done\n", 0), ended.stderr
+
+
+def test_models_that_are_never_closed_do_not_keep_a_process(tiny_path: Path) -> None:
+    ended = run("import sys, quadriga\nmodel = quadriga.Model(sys.argv[1])\nmodel.generate([1], max_tokens=1)", str(tiny_path))
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_importing_starts_no_thread() -> None:
+    ended = run("import quadriga, os; print(len(os.listdir('/proc/self/task')))")
+    threads = run("import numpy, os; print(len(os.listdir('/proc/self/task')))")
+    assert ended.stdout == threads.stdout, ended.stderr
+    assert os.path.exists("/proc/self/task")
