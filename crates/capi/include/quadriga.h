@@ -797,8 +797,10 @@ typedef struct {
 // A backend of the caller's own as a table of functions. Those that return a qd_status return QD_STATUS_OK, or another status and
 // a message in `*error`; QD_STATUS_OUT_OF_MEMORY and QD_STATUS_DEVICE_LOST are passed on as such.
 //
-// The library calls the functions from any thread, several at the same time, but never two on one program. Work is done when
-// a function returns. Buffers, programs and the context are only given back to these functions.
+// The library calls the functions from any thread, several at the same time, but never two on one program or one queue.
+// Without `queue_new`, work is done when a function returns; with it, queues of the backend go on working, and the functions
+// that begin with `queue_` and `event_` are needed, too. Buffers, programs, queues, events and the context are only given
+// back to these functions.
 typedef struct {
   // The size of this structure.
   size_t struct_size;
@@ -855,6 +857,51 @@ typedef struct {
   void (*free_program)(void *context, void *program);
   // Instead of `compile` and `run`: computes one node. Views are not passed.
   qd_status (*run_node)(void *context, const qd_node *node, qd_error *error);
+  // A queue of commands, which are executed in order while the host goes on. NULL after an error.
+  void *(*queue_new)(void *context, qd_error *error);
+  // Frees a queue whose commands are done.
+  void (*queue_free)(void *context, void *queue);
+  // Copies bytes of the host into a buffer; the bytes may be reused when it returns.
+  qd_status (*queue_write)(void *context,
+                           void *queue,
+                           void *buffer,
+                           size_t offset,
+                           const void *data,
+                           size_t bytes,
+                           qd_error *error);
+  // Copies bytes of a buffer to the host after all earlier commands of the queue, and returns when they are copied.
+  qd_status (*queue_read)(void *context,
+                          void *queue,
+                          const void *buffer,
+                          size_t offset,
+                          void *data,
+                          size_t bytes,
+                          qd_error *error);
+  // Copies bytes within the backend's memory.
+  qd_status (*queue_copy)(void *context,
+                          void *queue,
+                          const void *from,
+                          size_t from_offset,
+                          void *to,
+                          size_t to_offset,
+                          size_t bytes,
+                          qd_error *error);
+  // Runs a program of `compile`, which it needs.
+  qd_status (*queue_run)(void *context, void *queue, void *program, qd_error *error);
+  // Waits until all commands of a queue are done; the status of the first that failed.
+  qd_status (*queue_synchronize)(void *context, void *queue, qd_error *error);
+  // An event: a point in a queue, which counts as done before it is recorded. NULL after an error.
+  void *(*event_new)(void *context, qd_error *error);
+  // Frees an event.
+  void (*event_free)(void *context, void *event);
+  // Records this point of a queue in an event.
+  qd_status (*event_record)(void *context, void *queue, void *event, qd_error *error);
+  // Lets later commands of a queue wait for an event of this backend.
+  qd_status (*event_wait)(void *context, void *queue, void *event, qd_error *error);
+  // Waits, on the host, until the work before an event is done; a failed status if that work failed.
+  qd_status (*event_synchronize)(void *context, void *event, qd_error *error);
+  // QD_STATUS_END if the work before an event is done, QD_STATUS_OK if not yet.
+  qd_status (*event_query)(void *context, void *event, qd_error *error);
 } qd_backend_table;
 
 // How the cases of the conformance suite ended.

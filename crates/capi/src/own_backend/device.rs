@@ -1,99 +1,24 @@
-//! A table of functions as a backend: its memory, its programs, and queues that do everything at once.
+//! A table of functions as a backend.
 
-use std::any::Any;
-use std::ffi::c_void;
 use std::sync::Arc;
 
 use quadriga::graph::{Graph, NodeId, Tensor, TensorId};
 use quadriga::runtime::{
     Backend, BackendError, Buffer, Device, DeviceKind, Event, MemoryFacts, Program, Queue, Refusal, Region,
-    SplitSource, Usage, check_range,
+    SplitSource, Usage,
 };
 
+use super::async_queue::{AsyncEvent, AsyncQueue};
+use super::memory::OwnBuffer;
 use super::node::{BufferPlace, NodeDescription, qd_node};
+use super::program::{OwnProgram, OwnWork};
+use super::queue::{OwnEvent, OwnQueue};
+use super::shared::{Compute, Shared, functions};
 use super::table::qd_backend_table;
-use crate::arguments::{optional_text, text};
-use crate::backend::{QD_DEVICE_CPU, QD_DEVICE_GPU, QD_DEVICE_OTHER};
+use crate::backend::{QD_DEVICE_CPU, QD_DEVICE_GPU};
 use crate::buffer::usage_code;
-use crate::status::{
-    Failure, Outcome, QD_STATUS_DEVICE_LOST, QD_STATUS_OK, QD_STATUS_OUT_OF_MEMORY, qd_error, qd_status,
-};
+use crate::status::{Outcome, QD_STATUS_OK, QD_STATUS_OUT_OF_MEMORY, qd_error};
 use crate::tensor::qd_tensor_info;
-
-/// The functions that every backend has.
-struct Functions {
-    allocate: extern "C" fn(*mut c_void, usize, i32, *mut qd_error) -> *mut c_void,
-    free: extern "C" fn(*mut c_void, *mut c_void),
-    write: extern "C" fn(*mut c_void, *mut c_void, usize, *const c_void, usize, *mut qd_error) -> qd_status,
-    read: extern "C" fn(*mut c_void, *const c_void, usize, *mut c_void, usize, *mut qd_error) -> qd_status,
-    supports: extern "C" fn(*mut c_void, *const qd_node, *mut qd_error) -> qd_status,
-    compute: Compute,
-}
-
-/// How nodes are computed.
-#[derive(Clone, Copy)]
-enum Compute {
-    Programs {
-        compile: extern "C" fn(*mut c_void, *const *const qd_node, usize, *mut qd_error) -> *mut c_void,
-        run: extern "C" fn(*mut c_void, *mut c_void, *mut qd_error) -> qd_status,
-    },
-    Nodes(extern "C" fn(*mut c_void, *const qd_node, *mut qd_error) -> qd_status),
-}
-
-/// What a backend, its buffers and its programs share; the context is destroyed with the last of them.
-struct Shared {
-    table: qd_backend_table,
-    functions: Functions,
-    name: String,
-    description: String,
-}
-
-// SAFETY: the caller's functions may be called from any thread; the context is only given to them.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        if let Some(destroy) = self.table.destroy {
-            destroy(self.table.context);
-        }
-    }
-}
-
-impl Shared {
-    /// Calls a function that returns a status.
-    fn call(
-        &self,
-        what: &'static str,
-        function: impl FnOnce(*mut c_void, *mut qd_error) -> qd_status,
-    ) -> Result<(), BackendError> {
-        let mut error = qd_error::empty();
-        match function(self.table.context, &raw mut error) {
-            QD_STATUS_OK => Ok(()),
-            status => Err(self.failed(what, status, &error, 0)),
-        }
-    }
-
-    /// A failure of the caller's function.
-    fn failed(
-        &self,
-        what: &'static str,
-        status: qd_status,
-        error: &qd_error,
-        requested: usize,
-    ) -> BackendError {
-        let backend = self.name.clone();
-        let reason = error.text(&format!("it returned {status}"));
-        match status {
-            QD_STATUS_OUT_OF_MEMORY => {
-                BackendError::OutOfMemory { backend, requested: requested as u64, free: None }
-            }
-            QD_STATUS_DEVICE_LOST => BackendError::Lost { backend, reason },
-            _ => BackendError::Failed { backend, what, reason },
-        }
-    }
-}
 
 /// A backend of the caller's own.
 pub(crate) struct OwnBackend {
@@ -121,41 +46,9 @@ impl OwnBackend {
     }
 
     fn own(&self, region: &Region) -> Option<BufferPlace> {
-        let buffer = region.buffer.as_any().downcast_ref::<OwnBuffer>()?;
-        let is_own = Arc::ptr_eq(&buffer.shared, &self.shared);
-        is_own.then_some(BufferPlace { buffer: buffer.pointer, offset: region.offset })
+        let buffer = OwnBuffer::of(&self.shared, region)?;
+        Some(BufferPlace { buffer: buffer.pointer, offset: region.offset })
     }
-}
-
-/// # Safety
-/// As of [`OwnBackend::new`].
-unsafe fn functions(table: &qd_backend_table) -> Outcome<(Functions, String, String)> {
-    // SAFETY: the caller's promise.
-    let (name, description) =
-        unsafe { (text(table.name, "name")?, optional_text(table.description, "description")?) };
-    if name.is_empty() || name.eq_ignore_ascii_case("cpu") {
-        return Err(Failure::argument(format!("a backend cannot be called \"{name}\"")));
-    }
-    if !table.alignment.is_power_of_two() {
-        return Err(Failure::argument(format!("alignment {} is not a power of two", table.alignment)));
-    }
-    if ![QD_DEVICE_CPU, QD_DEVICE_GPU, QD_DEVICE_OTHER].contains(&table.kind) {
-        return Err(Failure::argument(format!("there is no kind QD_DEVICE_… {}", table.kind)));
-    }
-    let compute = match (table.compile, table.run, table.run_node) {
-        (Some(compile), Some(run), _) => Compute::Programs { compile, run },
-        (None, None, Some(node)) => Compute::Nodes(node),
-        _ => return Err(Failure::argument("a backend has both compile and run, or run_node")),
-    };
-    let functions = Functions {
-        allocate: table.allocate.ok_or_else(|| Failure::null("allocate"))?,
-        free: table.free.ok_or_else(|| Failure::null("free"))?,
-        write: table.write.ok_or_else(|| Failure::null("write"))?,
-        read: table.read.ok_or_else(|| Failure::null("read"))?,
-        supports: table.supports.ok_or_else(|| Failure::null("supports"))?,
-        compute,
-    };
-    Ok((functions, name.to_owned(), description.unwrap_or(name).to_owned()))
 }
 
 impl Backend for OwnBackend {
@@ -175,7 +68,7 @@ impl Backend for OwnBackend {
                 QD_DEVICE_GPU => DeviceKind::Gpu,
                 _ => DeviceKind::Simulated,
             },
-            asynchronous: false,
+            asynchronous: self.shared.functions.queues.is_some(),
             total_bytes: (total != 0).then_some(total),
             free_bytes: (free != 0).then_some(free),
         }
@@ -281,208 +174,16 @@ impl Backend for OwnBackend {
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>, BackendError> {
-        Ok(Box::new(OwnQueue { shared: Arc::clone(&self.shared) }))
+        Ok(match self.shared.functions.queues {
+            Some(functions) => Box::new(AsyncQueue::new(&self.shared, functions)?),
+            None => Box::new(OwnQueue { shared: Arc::clone(&self.shared) }),
+        })
     }
 
     fn event(&self, _timing: bool) -> Result<Arc<dyn Event>, BackendError> {
-        Ok(Arc::new(OwnEvent))
-    }
-}
-
-/// Memory of the caller's device.
-struct OwnBuffer {
-    shared: Arc<Shared>,
-    pointer: *mut c_void,
-    bytes: usize,
-    usage: Usage,
-}
-
-// SAFETY: the address is only given back to the caller's functions, which may be called from any thread.
-unsafe impl Send for OwnBuffer {}
-// SAFETY: as above.
-unsafe impl Sync for OwnBuffer {}
-
-impl Drop for OwnBuffer {
-    fn drop(&mut self) {
-        (self.shared.functions.free)(self.shared.table.context, self.pointer);
-    }
-}
-
-impl Buffer for OwnBuffer {
-    fn backend(&self) -> &str {
-        &self.shared.name
-    }
-
-    fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    fn usage(&self) -> Usage {
-        self.usage
-    }
-
-    fn is_host(&self) -> bool {
-        false
-    }
-
-    fn address(&self) -> u64 {
-        self.shared.table.address.map_or(0, |address| address(self.shared.table.context, self.pointer))
-    }
-
-    fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError> {
-        check_range(self, offset, into.len())?;
-        self.shared.call("reading", |context, error| {
-            let data = into.as_mut_ptr().cast();
-            (self.shared.functions.read)(context, self.pointer, offset, data, into.len(), error)
+        Ok(match self.shared.functions.queues {
+            Some(functions) => Arc::new(AsyncEvent::new(&self.shared, functions)?),
+            None => Arc::new(OwnEvent),
         })
-    }
-
-    fn write(&self, offset: usize, from: &[u8]) -> Result<(), BackendError> {
-        check_range(self, offset, from.len())?;
-        self.shared.call("writing", |context, error| {
-            let data = from.as_ptr().cast();
-            (self.shared.functions.write)(context, self.pointer, offset, data, from.len(), error)
-        })
-    }
-
-    fn clear(&self, offset: usize, len: usize) -> Result<(), BackendError> {
-        check_range(self, offset, len)?;
-        match self.shared.table.clear {
-            Some(clear) => self
-                .shared
-                .call("clearing", |context, error| clear(context, self.pointer, offset, len, error)),
-            None => self.write(offset, &vec![0; len]),
-        }
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
-/// A compiled split.
-struct OwnProgram {
-    shared: Arc<Shared>,
-    work: OwnWork,
-    /// Keeps the buffers whose addresses the program has.
-    _regions: Vec<Region>,
-}
-
-/// What a program does.
-enum OwnWork {
-    Program(*mut c_void),
-    Nodes(Vec<NodeDescription>),
-}
-
-// SAFETY: the address is only given back to the caller's functions, which may be called from any thread.
-unsafe impl Send for OwnProgram {}
-
-impl Program for OwnProgram {
-    fn as_any(&mut self) -> &mut dyn Any {
-        self
-    }
-}
-
-impl Drop for OwnProgram {
-    fn drop(&mut self) {
-        if let (OwnWork::Program(program), Some(free)) = (&self.work, self.shared.table.free_program) {
-            free(self.shared.table.context, *program);
-        }
-    }
-}
-
-/// A queue that does everything at once.
-struct OwnQueue {
-    shared: Arc<Shared>,
-}
-
-impl OwnQueue {
-    fn own<'r>(&self, region: &'r Region) -> Option<&'r OwnBuffer> {
-        let buffer = region.buffer.as_any().downcast_ref::<OwnBuffer>()?;
-        Arc::ptr_eq(&buffer.shared, &self.shared).then_some(buffer)
-    }
-}
-
-impl Queue for OwnQueue {
-    fn write(&mut self, to: &Region, bytes: &[u8]) -> Result<(), BackendError> {
-        to.buffer.write(to.offset, bytes)
-    }
-
-    fn read(&mut self, from: &Region, into: &mut [u8]) -> Result<(), BackendError> {
-        from.buffer.read(from.offset, into)
-    }
-
-    fn copy(&mut self, from: &Region, to: &Region) -> Result<bool, BackendError> {
-        if let (Some(source), Some(target), Some(copy)) =
-            (self.own(from), self.own(to), self.shared.table.copy)
-        {
-            check_range(target, to.offset, from.bytes)?;
-            let (source, target) = (source.pointer, target.pointer);
-            self.shared.call("copying", |context, error| {
-                copy(context, source, from.offset, target, to.offset, from.bytes, error)
-            })?;
-            return Ok(true);
-        }
-        let reachable = |region: &Region| self.own(region).is_some() || region.buffer.is_host();
-        if !reachable(from) || !reachable(to) {
-            return Ok(false);
-        }
-        let mut bytes = vec![0; from.bytes];
-        from.buffer.read(from.offset, &mut bytes)?;
-        to.buffer.write(to.offset, &bytes)?;
-        Ok(true)
-    }
-
-    fn run(&mut self, program: &mut dyn Program) -> Result<(), BackendError> {
-        let foreign = || BackendError::Foreign { backend: self.shared.name.clone(), what: "program" };
-        let program = program.as_any().downcast_mut::<OwnProgram>().ok_or_else(foreign)?;
-        if !Arc::ptr_eq(&program.shared, &self.shared) {
-            return Err(foreign());
-        }
-        match (&program.work, self.shared.functions.compute) {
-            (OwnWork::Program(program), Compute::Programs { run, .. }) => {
-                self.shared.call("running", |context, error| run(context, *program, error))
-            }
-            (OwnWork::Nodes(nodes), Compute::Nodes(run)) => {
-                for node in nodes {
-                    self.shared.call("running", |context, error| run(context, node.node(), error))?;
-                }
-                Ok(())
-            }
-            _ => Err(foreign()),
-        }
-    }
-
-    fn record(&mut self, _event: &dyn Event) -> Result<(), BackendError> {
-        Ok(())
-    }
-
-    fn wait(&mut self, event: &dyn Event) -> Result<(), BackendError> {
-        event.wait()
-    }
-
-    fn synchronize(&mut self) -> Result<(), BackendError> {
-        Ok(())
-    }
-}
-
-/// All work is done when a call returns.
-struct OwnEvent;
-
-impl Event for OwnEvent {
-    fn is_done(&self) -> Result<bool, BackendError> {
-        Ok(true)
-    }
-
-    fn wait(&self) -> Result<(), BackendError> {
-        Ok(())
-    }
-
-    fn seconds_since(&self, _earlier: &dyn Event) -> Option<f64> {
-        None
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

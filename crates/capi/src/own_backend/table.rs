@@ -11,8 +11,10 @@ use crate::tensor::qd_tensor_info;
 /// A backend of the caller's own as a table of functions. Those that return a qd_status return QD_STATUS_OK, or another status and
 /// a message in `*error`; QD_STATUS_OUT_OF_MEMORY and QD_STATUS_DEVICE_LOST are passed on as such.
 ///
-/// The library calls the functions from any thread, several at the same time, but never two on one program. Work is done when
-/// a function returns. Buffers, programs and the context are only given back to these functions.
+/// The library calls the functions from any thread, several at the same time, but never two on one program or one queue.
+/// Without `queue_new`, work is done when a function returns; with it, queues of the backend go on working, and the functions
+/// that begin with `queue_` and `event_` are needed, too. Buffers, programs, queues, events and the context are only given
+/// back to these functions.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct qd_backend_table {
@@ -128,6 +130,87 @@ pub struct qd_backend_table {
     /// Instead of `compile` and `run`: computes one node. Views are not passed.
     pub run_node:
         Option<extern "C" fn(context: *mut c_void, node: *const qd_node, error: *mut qd_error) -> qd_status>,
+    /// A queue of commands, which are executed in order while the host goes on. NULL after an error.
+    pub queue_new: Option<extern "C" fn(context: *mut c_void, error: *mut qd_error) -> *mut c_void>,
+    /// Frees a queue whose commands are done.
+    pub queue_free: Option<extern "C" fn(context: *mut c_void, queue: *mut c_void)>,
+    /// Copies bytes of the host into a buffer; the bytes may be reused when it returns.
+    pub queue_write: Option<
+        extern "C" fn(
+            context: *mut c_void,
+            queue: *mut c_void,
+            buffer: *mut c_void,
+            offset: usize,
+            data: *const c_void,
+            bytes: usize,
+            error: *mut qd_error,
+        ) -> qd_status,
+    >,
+    /// Copies bytes of a buffer to the host after all earlier commands of the queue, and returns when they are copied.
+    pub queue_read: Option<
+        extern "C" fn(
+            context: *mut c_void,
+            queue: *mut c_void,
+            buffer: *const c_void,
+            offset: usize,
+            data: *mut c_void,
+            bytes: usize,
+            error: *mut qd_error,
+        ) -> qd_status,
+    >,
+    /// Copies bytes within the backend's memory.
+    pub queue_copy: Option<
+        extern "C" fn(
+            context: *mut c_void,
+            queue: *mut c_void,
+            from: *const c_void,
+            from_offset: usize,
+            to: *mut c_void,
+            to_offset: usize,
+            bytes: usize,
+            error: *mut qd_error,
+        ) -> qd_status,
+    >,
+    /// Runs a program of `compile`, which it needs.
+    pub queue_run: Option<
+        extern "C" fn(
+            context: *mut c_void,
+            queue: *mut c_void,
+            program: *mut c_void,
+            error: *mut qd_error,
+        ) -> qd_status,
+    >,
+    /// Waits until all commands of a queue are done; the status of the first that failed.
+    pub queue_synchronize:
+        Option<extern "C" fn(context: *mut c_void, queue: *mut c_void, error: *mut qd_error) -> qd_status>,
+    /// An event: a point in a queue, which counts as done before it is recorded. NULL after an error.
+    pub event_new: Option<extern "C" fn(context: *mut c_void, error: *mut qd_error) -> *mut c_void>,
+    /// Frees an event.
+    pub event_free: Option<extern "C" fn(context: *mut c_void, event: *mut c_void)>,
+    /// Records this point of a queue in an event.
+    pub event_record: Option<
+        extern "C" fn(
+            context: *mut c_void,
+            queue: *mut c_void,
+            event: *mut c_void,
+            error: *mut qd_error,
+        ) -> qd_status,
+    >,
+    /// Lets later commands of a queue wait for an event of this backend.
+    pub event_wait: Option<
+        extern "C" fn(
+            context: *mut c_void,
+            queue: *mut c_void,
+            event: *mut c_void,
+            error: *mut qd_error,
+        ) -> qd_status,
+    >,
+    /// Waits, on the host, until the work before an event is done; a failed status if that work failed.
+    pub event_synchronize:
+        Option<extern "C" fn(context: *mut c_void, event: *mut c_void, error: *mut qd_error) -> qd_status>,
+    /// QD_STATUS_END if the work before an event is done, QD_STATUS_OK if not yet.
+    pub event_query:
+        Option<extern "C" fn(context: *mut c_void, event: *mut c_void, error: *mut qd_error) -> qd_status>,
 }
 
 // SAFETY: numbers, addresses, and functions that may be NULL; the first field is the size.
@@ -160,6 +243,19 @@ unsafe impl Parameters for qd_backend_table {
             run: None,
             free_program: None,
             run_node: None,
+            queue_new: None,
+            queue_free: None,
+            queue_write: None,
+            queue_read: None,
+            queue_copy: None,
+            queue_run: None,
+            queue_synchronize: None,
+            event_new: None,
+            event_free: None,
+            event_record: None,
+            event_wait: None,
+            event_synchronize: None,
+            event_query: None,
         }
     }
 }
