@@ -16,6 +16,9 @@ use crate::queue::EventQueue;
 /// The longest wait without a look at signals: how late Ctrl-C may be.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
+/// The log-probability of a token, and the most probable tokens with theirs.
+type LogprobsAt = (f64, Vec<(u32, f64)>);
+
 /// A token of an answer and the text that it completes.
 #[pyclass(frozen, get_all, module = "quadriga._quadriga")]
 pub(crate) struct Piece {
@@ -168,7 +171,7 @@ impl StreamCore {
 
     /// Log-probabilities of the prompt's tokens but the first, with the most probable ones, if they were asked for.
     #[getter]
-    fn prompt_logprobs(&self) -> Option<Vec<(f64, Vec<(u32, f64)>)>> {
+    fn prompt_logprobs(&self) -> Option<Vec<LogprobsAt>> {
         let state = self.state();
         let logprobs = state.prompt_logprobs.as_ref()?;
         Some(logprobs.iter().map(|at| (at.logprob, at.top.clone())).collect())

@@ -40,8 +40,9 @@ def test_an_answer_satisfies_a_class_of_pydantic(model: quadriga.Model) -> None:
 
 
 def test_an_answer_satisfies_a_schema_or_a_grammar(model: quadriga.Model) -> None:
-    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    answer = model.chat("A number?", response_format=schema, temperature=0, max_tokens=30)
+    number = {"type": "integer", "minimum": 0, "maximum": 9}
+    schema = {"type": "object", "properties": {"n": number}, "required": ["n"], "additionalProperties": False}
+    answer = model.chat("A number?", response_format=schema, temperature=0, max_tokens=100)
     assert isinstance(answer.json()["n"], int)
     grammar = 'root ::= "yes" | "no"'
     assert model.chat("Is 91 a prime?", grammar=grammar, max_tokens=10).text in ("yes", "no")
@@ -51,7 +52,12 @@ def test_an_answer_satisfies_a_schema_or_a_grammar(model: quadriga.Model) -> Non
 
 def test_a_tool_that_must_be_called_is_called(model: quadriga.Model) -> None:
     answer = model.chat(
-        "What is the weather in Lima?", tools=[WEATHER], tool_choice="required", temperature=0, max_tokens=80
+        "What is the weather in Lima?",
+        tools=[WEATHER],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=0,
+        max_tokens=120,
     )
     assert answer.finish_reason == "tool_calls"
     [call] = answer.tool_calls

@@ -519,10 +519,22 @@ def _response_format(wanted: Any) -> tuple[Any, Callable[[str], Any] | None]:
         return None, None
     schema = getattr(wanted, "model_json_schema", None)
     if schema is not None:
-        named = {"name": getattr(wanted, "__name__", "answer"), "schema": schema()}
+        named = {"name": getattr(wanted, "__name__", "answer"), "schema": _closed(schema())}
         return {"type": "json_schema", "json_schema": named}, wanted.model_validate_json
     known = ("text", "json_object", "json_schema", "regex", "grammar")
     get = getattr(wanted, "get", None)
     if get is not None and get("type") not in known:
         return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted}}, None
     return wanted, None
+
+
+def _closed(schema: Any) -> Any:
+    """A schema whose objects have the properties that it names, and no others: small models would go on inventing some."""
+    if isinstance(schema, list):
+        return [_closed(entry) for entry in schema]  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(schema, dict):
+        return schema
+    closed: dict[str, Any] = {str(key): _closed(value) for key, value in schema.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if "properties" in closed and closed.get("type") == "object":
+        closed.setdefault("additionalProperties", False)
+    return closed

@@ -309,6 +309,8 @@ class Llama:
             logprobs=(top_logprobs or 0) if logprobs else None,
             response_format=response_format,
             logits_processors=list(logits_processor or ()),
+            # A function that is named is called once.
+            parallel_tool_calls=tool_choice is None or isinstance(tool_choice, str),
             **_constraint(grammar, logit_bias),
         )
         head = _Head("chatcmpl", model or self.model_path)
