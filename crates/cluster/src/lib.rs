@@ -7,6 +7,8 @@
 //! - [`Mpi`]: ranks are processes that `mpirun` or Slurm has started. The MPI library is loaded at run time, so that nothing
 //!   of it is needed to build or to run alone. Ranks of one machine exchange data through shared memory.
 //!
+//! [`Collectives`] are the same as operations of a graph, which every backend that runs custom operations executes.
+//!
 //! An operation that waits for a rank ends with an error that names it, when that rank has sent no heartbeat for
 //! [`Limits::silence`] or has reported an error of its own with [`Communicator::fail`].
 //!
@@ -25,6 +27,7 @@
 //! });
 //! ```
 
+mod collectives;
 mod communicator;
 mod error;
 mod in_process;
@@ -37,8 +40,11 @@ mod operation;
 mod reduce;
 #[cfg(unix)]
 mod shared_memory;
+#[cfg(unix)]
+mod silence;
 mod watch;
 
+pub use self::collectives::Collectives;
 pub use self::communicator::{Communicator, Limits};
 pub use self::error::ClusterError;
 pub use self::in_process::{InProcess, in_process};
@@ -46,3 +52,5 @@ pub use self::launcher::{Launch, launched};
 #[cfg(unix)]
 pub use self::mpi::{Mpi, MpiOptions};
 pub use self::operation::{Operation, Reduction};
+#[cfg(unix)]
+pub use self::silence::silence;

@@ -2,6 +2,7 @@
 
 mod expert_cache;
 mod experts;
+mod lead;
 mod moves;
 mod neuron_slots;
 mod neurons;
@@ -20,6 +21,7 @@ use quadriga_runtime::{Detail, ObservedRun, Observer, Plan, PlanKey, Progress, S
 pub use self::expert_cache::ExpertCacheUse;
 use self::experts::ExpertSlots;
 pub(crate) use self::experts::slot_bytes;
+use self::lead::{Leader, RankCommand, next_command};
 pub(crate) use self::moves::row_copies;
 pub use self::neuron_slots::NeuronSlotUse;
 use self::neuron_slots::NeuronSlots;
@@ -91,6 +93,8 @@ pub struct Engine {
     argmax_on_device: Option<bool>,
     observer: Option<(Detail, BatchObserver)>,
     node_observer: Option<Box<dyn Observer + Send>>,
+    /// Tells other ranks what to compute, on the first of several.
+    leader: Option<Leader>,
 }
 
 /// A function that is called after every batch with its plan and its times.
@@ -153,6 +157,7 @@ impl Engine {
             return Err(Error::Encoder { architecture: model.hyperparameters().architecture });
         }
         let options = options.resolve(&model)?.on(scheduler);
+        options.agree(&model)?;
         let session = Session::new(scheduler)?;
         let sequences = Sequences::new(options.sequences);
         let hyper = model.hyperparameters();
@@ -180,6 +185,7 @@ impl Engine {
             argmax_on_device: None,
             observer: None,
             node_observer: None,
+            leader: None,
         };
         engine.model.file().check_mapped()?;
         // The graph of one token uses every weight; larger batches find them loaded.
@@ -198,7 +204,52 @@ impl Engine {
         engine.experts = ExpertSlots::new(&engine.model, &mut engine.session)?;
         let counts = engine.options.neuron_counts.clone();
         engine.neuron_slots = NeuronSlots::new(&engine.model, &mut engine.session, counts.as_deref())?;
+        if let Some(ranks) = engine.model.ranks() {
+            ranks.claim()?;
+            // All have loaded their weights before the first computes.
+            ranks.communicator().barrier()?;
+            engine.leader = ranks.leads().then(|| Leader::new(ranks.communicator()));
+        }
         Ok(engine)
+    }
+
+    /// Computes what the first rank's engine computes, until that is dropped: for every other rank of several.
+    ///
+    /// # Errors
+    /// The model is not divided, or ranks could not compute or exchange data.
+    pub fn follow(&mut self) -> Result<()> {
+        let Some(ranks) = self.model.ranks().filter(|ranks| !ranks.leads()).cloned() else {
+            return Err(Error::Ranks { reason: "only ranks after the first follow".to_owned() });
+        };
+        loop {
+            match next_command(&**ranks.communicator())? {
+                RankCommand::Extend(tokens) => self.extend(&tokens)?,
+                RankCommand::Truncate { sequence, len } => {
+                    self.truncate(sequence, len);
+                }
+                RankCommand::End => return Ok(()),
+            }
+        }
+    }
+
+    /// Tells the other ranks, if there are any.
+    fn tell(&self, command: impl FnOnce() -> RankCommand) -> Result<()> {
+        self.leader.as_ref().map_or(Ok(()), |leader| leader.tell(&command()))
+    }
+
+    /// An error where ranks have parts of the KV cache.
+    fn refuse_ranks(&self) -> Result<()> {
+        match self.model.ranks() {
+            None => Ok(()),
+            Some(_) => Err(Error::Ranks {
+                reason: "each rank has a part of the KV cache, which is not saved yet".to_owned(),
+            }),
+        }
+    }
+
+    /// Whether results are read on another rank.
+    fn follows(&self) -> bool {
+        self.model.ranks().is_some_and(|ranks| !ranks.leads())
     }
 
     /// Plans the largest batch over a full KV cache. Nothing is loaded.
@@ -287,6 +338,8 @@ impl Engine {
     /// caller computes those that are missing again.
     pub fn truncate(&mut self, sequence: usize, len: usize) -> usize {
         self.decode.discard_run_ahead();
+        // A failure shows in the next batch.
+        drop(self.tell(|| RankCommand::Truncate { sequence, len }));
         let mut kept = len.min(self.len(sequence));
         loop {
             let recurrent = self.recurrent.as_ref().map_or(kept, |rows| rows.retained(sequence, kept));
@@ -361,6 +414,7 @@ impl Engine {
 
     fn try_extend(&mut self, tokens: &[BatchToken]) -> Result<()> {
         self.check(tokens)?;
+        self.tell(|| RankCommand::Extend(tokens.to_vec()))?;
         self.decode.reset();
         self.restore_rows()?;
         let outputs = tokens.iter().filter(|token| token.output).count();
@@ -375,6 +429,10 @@ impl Engine {
             self.make_room(batch)?;
             let shape = self.run(batch)?;
             let rows = shape.rows;
+            if self.follows() {
+                self.session.wait()?;
+                continue;
+            }
             if self.options.greedy {
                 self.decode.start(batch, shape);
             }

@@ -15,6 +15,15 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// The model cannot be divided among ranks, or a call is not possible with several.
+    #[error("several ranks: {reason}")]
+    Ranks {
+        /// The reason, with numbers.
+        reason: String,
+    },
+    /// Ranks could not exchange data.
+    #[error(transparent)]
+    Cluster(#[from] quadriga_cluster::ClusterError),
     /// The model file is malformed, or lacks a required value.
     #[error(transparent)]
     File(#[from] quadriga_gguf::Error),

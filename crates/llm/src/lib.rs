@@ -53,6 +53,7 @@ pub mod models;
 mod neurons;
 pub mod placement;
 mod prompt_format;
+mod ranks;
 pub mod reasoning;
 mod reasoning_budget;
 pub mod sampling;
@@ -84,4 +85,5 @@ pub use hyperparameters::{
 pub use model::Model;
 pub use neurons::NeuronCounts;
 pub use placement::{GpuLayers, Placement};
+pub use ranks::{Parallelism, RankShare};
 pub use state_error::StateError;

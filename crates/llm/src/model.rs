@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use quadriga_cluster::Communicator;
 use quadriga_gguf::File;
 use quadriga_graph::Graph;
 use sha2::{Digest, Sha256};
@@ -11,6 +12,7 @@ use crate::adapter::Adapter;
 use crate::constraint::ConstraintEngine;
 use crate::hyperparameters::Hyperparameters;
 use crate::models::{self, GraphShape};
+use crate::ranks::{Parallelism, RankShare};
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 use crate::tools::{Tool, ToolCallParser, ToolFormat};
@@ -35,6 +37,8 @@ pub struct Model {
     /// Of the chat template; found when it is first needed.
     tool_format: Arc<OnceLock<Arc<ToolFormat>>>,
     adapters: Arc<[Adapter]>,
+    /// Where several ranks compute the model.
+    ranks: Option<Arc<RankShare>>,
 }
 
 struct ModelInner {
@@ -96,6 +100,7 @@ impl Model {
             template: None,
             tool_format: Arc::default(),
             adapters: Arc::default(),
+            ranks: None,
         };
         // Building the smallest graph checks every tensor.
         model.graph(GraphShape::new(1, 1))?;
@@ -211,6 +216,26 @@ impl Model {
         Ok(Model { adapters, ..self })
     }
 
+    /// The part of the model that this rank of several computes. Graphs have that part only, so that only its weights are
+    /// loaded.
+    ///
+    /// # Errors
+    /// The model cannot be divided in this way, with the numbers.
+    pub fn with_ranks(self, communicator: Arc<dyn Communicator>, parallelism: Parallelism) -> Result<Model> {
+        if !self.adapters.is_empty() {
+            return Err(Error::Ranks { reason: "adapters cannot be divided yet".to_owned() });
+        }
+        let share = RankShare::new(&self.inner.file, &self.inner.hyper, communicator, parallelism)?;
+        let model = Model { ranks: Some(Arc::new(share)), ..self };
+        model.graph(GraphShape::new(1, 1))?;
+        Ok(model)
+    }
+
+    /// This rank's part, where several ranks compute the model.
+    pub fn ranks(&self) -> Option<&Arc<RankShare>> {
+        self.ranks.as_ref()
+    }
+
     /// The low-rank adapters.
     pub fn adapters(&self) -> &[Adapter] {
         &self.adapters
@@ -230,6 +255,8 @@ impl Model {
 
     /// Builds the graph for batches of a shape.
     pub fn graph(&self, shape: GraphShape) -> Result<Graph> {
-        models::build_adapted(&self.inner.file, &self.inner.hyper, &self.adapters, shape)
+        let (file, ranks) = (&self.inner.file, self.ranks.as_deref());
+        let hyper = ranks.map_or(&self.inner.hyper, RankShare::hyper);
+        models::build_adapted(file, hyper, &self.adapters, ranks, shape)
     }
 }

@@ -182,6 +182,14 @@ impl EngineOptions {
         self.hidden |= !self.logits;
         self.greedy &= self.logits;
         self.output_rows = self.output_rows.clamp(1, self.batch);
+        // The first rank reads logits, wherever they are computed; experts and neurons stay where they are.
+        if model.ranks().is_some() {
+            if self.hidden || self.pages > 0 {
+                let reason = "hidden states and many sequences are not computed by several ranks yet";
+                return Err(Error::Ranks { reason: reason.to_owned() });
+            }
+            (self.greedy, self.expert_slots, self.neurons) = (false, 0, Neurons::DENSE);
+        }
         self.resolve_windows(hyper)?;
         let rows = RecurrentRows::count(self.sequences, self.checkpoints);
         let pieces = hyper.recurrent.as_ref().map_or(1, |shape| shape.max_pieces());
@@ -193,6 +201,28 @@ impl EngineOptions {
             );
         }
         Ok(self)
+    }
+
+    /// An error if ranks compute graphs of different shapes, because memory or options differ.
+    pub(crate) fn agree(&self, model: &Model) -> Result<()> {
+        let Some(ranks) = model.ranks() else { return Ok(()) };
+        let EngineOptions { context, batch, sequences, output_rows, cache_keys, cache_values, .. } = self;
+        let own = format!(
+            "a context of {context}, {sequences} sequences, batches of {batch} with {output_rows} outputs, a KV cache of {cache_keys} and {cache_values}"
+        );
+        let mut first = own.clone().into_bytes();
+        ranks.communicator().broadcast_message(&mut first, 0)?;
+        let first = String::from_utf8_lossy(&first);
+        let agreed = first == own;
+        // Every rank learns whether all agree, so that none waits for one that does not.
+        let mut others = [if agreed { 0.0 } else { 1.0 }];
+        ranks.communicator().all_reduce(&mut others)?;
+        match others == [0.0] {
+            true => Ok(()),
+            false => {
+                Err(Error::Ranks { reason: format!("the options differ: rank 0 has {first}; name them") })
+            }
+        }
     }
 
     /// Checks the options of a KV cache in pages. Its layers keep every position, and nothing is truncated.

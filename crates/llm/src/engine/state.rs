@@ -55,6 +55,7 @@ impl Engine {
     /// # }
     /// ```
     pub fn save_state(&mut self, sequence: usize, writer: &mut dyn Write) -> Result<()> {
+        self.refuse_ranks()?;
         self.check_sequence(sequence)?;
         self.wait()?;
         self.decode.discard_run_ahead();
@@ -98,6 +99,7 @@ impl Engine {
     /// have more tokens than the context. If they are damaged only after the list of tokens, the sequence is empty
     /// afterwards; in all other cases it is unchanged.
     pub fn load_state(&mut self, sequence: usize, reader: &mut dyn Read) -> Result<()> {
+        self.refuse_ranks()?;
         self.check_sequence(sequence)?;
         self.wait()?;
         let mut input = Input { reader, sum: Sha256::new() };

@@ -42,7 +42,7 @@ pub(super) fn read_encoder(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Resu
 }
 
 fn build(model: &ModelBuilder<'_>) -> Result<()> {
-    let embedded = model.embed_position(model.embed_type(model.embed())?)?;
+    let embedded = model.embed_position(model.embed_type(model.embed()?)?)?;
     build_with(model, embedded, |layer, x| layer.plain_feed_forward(x))
 }
 

@@ -27,7 +27,7 @@ fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
 }
 
 fn build(model: &ModelBuilder<'_>) -> Result<()> {
-    let mut x = model.embed();
+    let mut x = model.embed()?;
     let head_norms = model.hyper().layers.len() >= WITH_HEAD_NORMS;
     for layer in model.layers() {
         let normed = layer.norm("attn_norm", x)?;

@@ -53,7 +53,7 @@ fn is_glm_flash(hyper: &Hyperparameters) -> bool {
 }
 
 fn build(model: &ModelBuilder<'_>) -> Result<()> {
-    let mut x = model.embed();
+    let mut x = model.embed()?;
     for layer in model.layers() {
         let normed = layer.norm("attn_norm", x)?;
         x = layer.output_rows(x);

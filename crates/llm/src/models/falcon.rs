@@ -25,7 +25,7 @@ fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
 }
 
 fn build(model: &ModelBuilder<'_>) -> Result<()> {
-    let mut x = model.embed();
+    let mut x = model.embed()?;
     let activation = if model.hyper().rectified { Unary::Relu } else { Unary::GeluErf };
     for layer in model.layers() {
         let normed = layer.norm("attn_norm", x)?;

@@ -32,7 +32,7 @@ pub(super) fn read_attention_scale(hyper: &mut Hyperparameters, layers: usize) {
 }
 
 fn build(model: &ModelBuilder<'_>) -> Result<()> {
-    let mut x = model.embed();
+    let mut x = model.embed()?;
     for layer in model.layers() {
         let normed = layer.norm("attn_norm", x)?;
         let (query, key, value) = layer.query_key_value(normed)?;

@@ -34,7 +34,7 @@ fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
 }
 
 fn build(model: &ModelBuilder<'_>) -> Result<()> {
-    let x = model.embed();
+    let x = model.embed()?;
     let inputs = model.layer_inputs(x)?;
     let mut streams = model.split_streams(x)?;
     let mut caches = Vec::new();

@@ -28,7 +28,7 @@ fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
 }
 
 fn build(model: &ModelBuilder<'_>) -> Result<()> {
-    let mut x = model.embed();
+    let mut x = model.embed()?;
     for layer in model.layers() {
         let normed = layer.norm("attn_norm", x)?;
         let (query, key, value) = layer.query_key_value(normed)?;

@@ -35,7 +35,7 @@ pub(super) fn read_layers(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Resul
 }
 
 pub(super) fn build(model: &ModelBuilder<'_>) -> Result<()> {
-    let mut x = model.embed();
+    let mut x = model.embed()?;
     for layer in model.layers() {
         let normed = layer.norm("attn_norm", x)?;
         let mixed = match layer.shape().attention {

@@ -42,7 +42,7 @@ pub(super) fn build(model: &ModelBuilder<'_>) -> Result<()> {
 
 /// The same with another feed-forward network.
 pub(super) fn build_with(model: &ModelBuilder<'_>, kind: FeedForward) -> Result<()> {
-    let mut x = model.embed();
+    let mut x = model.embed()?;
     for layer in model.layers() {
         let normed = layer.norm("attn_norm", x)?;
         let (query, key, value) = layer.query_key_value(normed)?;

@@ -48,7 +48,7 @@ fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
 
 fn build(model: &ModelBuilder<'_>) -> Result<()> {
     let norms = model.hyper().experts().is_some_and(|experts| experts.count != WITHOUT_NORMS);
-    let mut x = model.embed();
+    let mut x = model.embed()?;
     for layer in model.layers() {
         let normed = layer.norm("attn_norm", x)?;
         let (mut query, mut key, value) = layer.query_key_value(normed)?;

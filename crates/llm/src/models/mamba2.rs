@@ -22,7 +22,7 @@ fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
 }
 
 fn build(model: &ModelBuilder<'_>) -> Result<()> {
-    let mut x = model.embed();
+    let mut x = model.embed()?;
     for layer in model.layers() {
         let normed = layer.norm("attn_norm", x)?;
         let Some(mixed) = layer.state_space(normed)? else { return Ok(()) };

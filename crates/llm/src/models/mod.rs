@@ -93,6 +93,7 @@ pub use self::neurons::{NeuronMode, Neurons};
 pub use self::tensor_list::tensors;
 use crate::adapter::Adapter;
 use crate::hyperparameters::{Hyperparameters, Keys};
+use crate::ranks::RankShare;
 use crate::{Error, Result};
 
 /// The supported architectures.
@@ -284,25 +285,26 @@ pub fn hyperparameters(file: &File) -> Result<Hyperparameters> {
 
 /// Builds the graph of a model for one batch shape.
 pub fn build(file: &File, hyper: &Hyperparameters, shape: GraphShape) -> Result<Graph> {
-    build_adapted(file, hyper, &[], shape)
+    build_adapted(file, hyper, &[], None, shape)
 }
 
-/// As [`build`], with what adapters add.
+/// As [`build`], with what adapters add, or for a part of the model.
 pub(crate) fn build_adapted(
     file: &File,
     hyper: &Hyperparameters,
     adapters: &[Adapter],
+    ranks: Option<&RankShare>,
     shape: GraphShape,
 ) -> Result<Graph> {
     let g = GraphBuilder::new();
-    (find(hyper.architecture)?.build)(&ModelBuilder::new(&g, file, hyper, adapters, shape)?)?;
+    (find(hyper.architecture)?.build)(&ModelBuilder::new(&g, file, hyper, adapters, ranks, shape)?)?;
     g.finish().map_err(Error::from)
 }
 
 /// An error if adapters have matrices that the model's graph does not use.
 pub(crate) fn check_adapters(file: &File, hyper: &Hyperparameters, adapters: &[Adapter]) -> Result<()> {
     let g = GraphBuilder::new();
-    let builder = ModelBuilder::new(&g, file, hyper, adapters, GraphShape::new(1, 1))?;
+    let builder = ModelBuilder::new(&g, file, hyper, adapters, None, GraphShape::new(1, 1))?;
     (find(hyper.architecture)?.build)(&builder)?;
     builder.check_adapters()
 }

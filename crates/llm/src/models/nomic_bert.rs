@@ -16,6 +16,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn build(model: &ModelBuilder<'_>) -> Result<()> {
-    let embedded = model.embed_type(model.embed())?;
+    let embedded = model.embed_type(model.embed()?)?;
     bert::build_with(model, embedded, |layer, x| layer.feed_forward(x, Gate::Swiglu))
 }

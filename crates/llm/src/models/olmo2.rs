@@ -28,7 +28,7 @@ fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
 }
 
 fn build(model: &ModelBuilder<'_>) -> Result<()> {
-    let mut x = model.embed();
+    let mut x = model.embed()?;
     for layer in model.layers() {
         let (query, key, value) = layer.projections(x)?;
         let query = layer.heads(layer.norm("attn_q_norm", query)?);

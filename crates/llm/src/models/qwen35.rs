@@ -28,7 +28,7 @@ fn build(model: &ModelBuilder<'_>) -> Result<()> {
 
 /// The graph, with the heads of the delta rule in any order.
 pub(super) fn build_with(model: &ModelBuilder<'_>, layout: DeltaLayout) -> Result<()> {
-    let mut x = model.embed();
+    let mut x = model.embed()?;
     for layer in model.layers() {
         let normed = layer.norm("attn_norm", x)?;
         let mixed = match layer.shape().attention {

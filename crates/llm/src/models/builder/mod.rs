@@ -37,6 +37,7 @@ use super::GraphShape;
 use crate::Result;
 use crate::adapter::Adapter;
 use crate::hyperparameters::{Hyperparameters, LayerShape, NormKind};
+use crate::ranks::RankShare;
 
 /// The input with the slot of each expert.
 pub(crate) const EXPERT_SLOTS: &str = "expert_slots";
@@ -92,7 +93,7 @@ pub(crate) struct ModelBuilder<'g> {
     /// Absent when all tokens are outputs, or none.
     rows: Option<Value<'g>>,
     frequency_factors: Option<Value<'g>>,
-    embedding: Value<'g>,
+    embedding: OnceCell<Value<'g>>,
 }
 
 /// One layer of a model graph under construction.
@@ -108,9 +109,10 @@ impl<'g> ModelBuilder<'g> {
         file: &'g File,
         hyper: &'g Hyperparameters,
         adapters: &'g [Adapter],
+        ranks: Option<&'g RankShare>,
         shape: GraphShape,
     ) -> Result<ModelBuilder<'g>> {
-        ModelBuilder::with(g, FileWeights::new(g, file, None, adapters), hyper, shape)
+        ModelBuilder::with(g, FileWeights::new(g, file, None, adapters, ranks), hyper, shape)
     }
 
     /// An error if an adapter has matrices that nothing in the graph has used.
@@ -126,7 +128,7 @@ impl<'g> ModelBuilder<'g> {
         shape: GraphShape,
         recorder: &'g Recorder<'g>,
     ) -> Result<ModelBuilder<'g>> {
-        ModelBuilder::with(g, FileWeights::new(g, file, Some(recorder), &[]), hyper, shape)
+        ModelBuilder::with(g, FileWeights::new(g, file, Some(recorder), &[], None), hyper, shape)
     }
 
     fn with(
@@ -169,7 +171,7 @@ impl<'g> ModelBuilder<'g> {
             device_tables: OnceCell::new(),
             rows: (!hyper.encoder && shape.selects_rows()).then(|| g.input("rows", DType::I32, [shape.rows])),
             frequency_factors: rope::frequency_factors(&weights, hyper, shape.context)?,
-            embedding: weights.get("token_embd.weight", &[hyper.vocabulary, hyper.width])?,
+            embedding: OnceCell::new(),
             weights,
         })
     }
@@ -241,8 +243,33 @@ impl<'g> ModelBuilder<'g> {
     }
 
     /// The embedded tokens `[n, width]`.
-    pub(super) fn embed(&self) -> Value<'g> {
-        scaled(self.embedding.get_rows(self.tokens()), self.hyper.embedding_scale)
+    pub(super) fn embed(&self) -> Result<Value<'g>> {
+        let (tokens, ranks) = (self.tokens(), self.weights.ranks());
+        if let Some(receive) = ranks.and_then(|ranks| ranks.receive_activations(self.shape.tokens)) {
+            return Ok(tokens.custom(&receive, &[]));
+        }
+        let embedding = self.embedding()?;
+        let rows = match ranks.and_then(RankShare::embedding) {
+            Some([local, own, sum]) => {
+                embedding.get_rows(tokens.custom(&local, &[])).custom(&own, &[tokens]).custom(&sum, &[])
+            }
+            None => embedding.get_rows(tokens),
+        };
+        Ok(scaled(rows, self.hyper.embedding_scale))
+    }
+
+    /// The matrix of the token embedding, or this rank's rows of it.
+    fn embedding(&self) -> Result<Value<'g>> {
+        if let Some(embedding) = self.embedding.get() {
+            return Ok(*embedding);
+        }
+        let embedding = self.weights.get("token_embd.weight", &[self.vocabulary(), self.hyper.width])?;
+        Ok(*self.embedding.get_or_init(|| embedding))
+    }
+
+    /// The tokens whose rows of the embedding and the output matrix the graph has.
+    fn vocabulary(&self) -> usize {
+        self.weights.ranks().map_or(self.hyper.vocabulary, RankShare::vocabulary)
     }
 
     /// The tokens `[n]`.
@@ -250,9 +277,11 @@ impl<'g> ModelBuilder<'g> {
         *self.tokens.get_or_init(|| self.g.input("tokens", DType::I32, [self.shape.tokens]))
     }
 
-    /// The layers, first to last.
+    /// The layers, first to last, or those of this rank.
     pub(super) fn layers(&self) -> impl Iterator<Item = LayerBuilder<'_, 'g>> {
-        self.hyper.layers.iter().enumerate().map(|(index, shape)| LayerBuilder { model: self, index, shape })
+        let layers = self.weights.ranks().map_or(0..self.hyper.layers.len(), RankShare::layers);
+        let all = self.hyper.layers.iter().enumerate().filter(move |(index, _)| layers.contains(index));
+        all.map(|(index, shape)| LayerBuilder { model: self, index, shape })
     }
 
     /// The model's kind of norm without weights.
@@ -289,7 +318,12 @@ impl<'g> ModelBuilder<'g> {
         };
         let [rows, columns] = [weight.shape().rows(), weight.shape().cols()];
         let added = self.weights.low_rank(&format!("{name}.weight"), [rows, columns], 0..rows)?;
-        Ok(added.iter().fold(y, |y, added| y.add(added.product(x))))
+        let y = added.iter().fold(y, |y, added| y.add(added.product(x)));
+        // Where ranks have columns of the matrix, each has a part of the sum.
+        Ok(match self.weights.ranks().and_then(|ranks| ranks.after_product(name)) {
+            Some(sum) => y.custom(&sum, &[]),
+            None => y,
+        })
     }
 
     /// `x · wᵀ + bias`, the bias where the file has one.
@@ -304,7 +338,27 @@ impl<'g> ModelBuilder<'g> {
 
     /// Declares the outputs. Models without an output matrix compute the logits with the token embedding.
     pub(super) fn finish(&self, x: Value<'g>) -> Result<()> {
-        self.finish_normed(self.norm("output_norm", x)?)
+        match self.weights.ranks().and_then(RankShare::send_activations) {
+            Some(send) => self.pass_on(x.custom(&send, &self.rows_input())),
+            None => self.finish_normed(self.norm("output_norm", x)?),
+        }
+    }
+
+    /// The input with the output rows, where the graph has one: kept in graphs of ranks that do not select rows.
+    fn rows_input(&self) -> Vec<Value<'g>> {
+        self.rows.into_iter().collect()
+    }
+
+    /// Declares the outputs of a rank whose activations went to the next one. The first receives the logits.
+    fn pass_on(&self, sent: Value<'g>) -> Result<()> {
+        let receive = self.weights.ranks().and_then(|ranks| ranks.receive_logits(self.shape.rows));
+        match receive.filter(|_| self.shape.rows > 0) {
+            Some(receive) => {
+                self.declare_logits(sent.custom(&receive, &[]));
+            }
+            None => self.g.output("sent", sent.named("sent")),
+        }
+        Ok(())
     }
 
     /// The same for rows that are normed already.
@@ -320,15 +374,32 @@ impl<'g> ModelBuilder<'g> {
             few if few < self.shape.rows => hidden.slice(0, 0, few),
             _ => hidden,
         };
-        let head = self.weights.find("output.weight", &[h.vocabulary, h.width])?.unwrap_or(self.embedding);
+        let (rows, ranks) = (self.vocabulary(), self.weights.ranks());
+        let head = match self.weights.find("output.weight", &[rows, h.width])? {
+            Some(head) => head,
+            None => self.embedding()?,
+        };
         let mut logits = self.product("output", head, hidden)?;
-        if let Some(bias) = self.weights.find_vector("output.bias", h.vocabulary)? {
+        if let Some(bias) = self.weights.find_vector("output.bias", rows)? {
             logits = logits.add(bias);
         }
         logits = scaled(logits, h.logit_scale);
         if let Some(cap) = h.logit_soft_cap {
             logits = logits.scale(1.0 / cap).tanh().scale(cap);
         }
+        if let Some(gather) = ranks.and_then(RankShare::gather_logits) {
+            logits = logits.custom(&gather, &[]);
+        }
+        match ranks.and_then(RankShare::send_logits) {
+            Some(send) => self.g.output("sent", logits.custom(&send, &[]).named("sent")),
+            None => self.declare_logits(logits),
+        }
+        Ok(())
+    }
+
+    /// Declares the logits as outputs, and what is computed of them.
+    fn declare_logits(&self, logits: Value<'g>) {
+        let h = self.hyper;
         let logits = logits.named("logits");
         self.g.output("logits", logits);
         if self.shape.argmax {
@@ -343,7 +414,6 @@ impl<'g> ModelBuilder<'g> {
         if self.shape.argmax || self.shape.top > 0 {
             self.g.output("sum", logits.sum_rows().named("sum"));
         }
-        Ok(())
     }
 }
 

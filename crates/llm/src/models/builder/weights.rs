@@ -9,6 +9,7 @@ use quadriga_graph::{DType, Data, GraphBuilder, Shape, Value, Weight};
 
 use super::recorder::Recorder;
 use crate::adapter::Adapter;
+use crate::ranks::{Cut, RankShare};
 use crate::{Error, Result};
 
 /// The name of the slots for slices of a tensor.
@@ -26,6 +27,8 @@ pub(in crate::models) struct FileWeights<'g> {
     /// In place of the file's tensors.
     recorder: Option<&'g Recorder<'g>>,
     adapters: &'g [Adapter],
+    /// Which parts of tensors this rank has.
+    ranks: Option<&'g RankShare>,
     /// The matrices to whose products adapters have added theirs.
     adapted: RefCell<BTreeSet<String>>,
 }
@@ -83,6 +86,24 @@ impl FoundTensor {
         Ok(FoundTensor { name: self.name.clone(), dtype: self.dtype, dims, data })
     }
 
+    /// Some of the columns of a matrix, whole blocks. The bytes are joined when a backend loads them.
+    pub(super) fn columns(&self, columns: Range<usize>) -> Result<FoundTensor> {
+        let [rows, all] = *self.dims.as_slice() else { return Err(self.wrong_shape(&[0, columns.len()])) };
+        let dims = vec![rows, columns.len()];
+        let wrong = || self.wrong_shape(&dims);
+        let bytes = |columns: usize| self.dtype.row_bytes(columns);
+        let (whole, start, len) = (bytes(all), bytes(columns.start), bytes(columns.len()));
+        let (Some(whole), Some(start), Some(len)) = (whole, start, len) else { return Err(wrong()) };
+        let data = match &self.data {
+            None => None,
+            Some(data) => {
+                let pieces = (0..rows).map(|row| data.slice(row * whole + start, len));
+                Some(Data::joined(pieces.collect::<Option<Vec<Data>>>().ok_or_else(wrong)?))
+            }
+        };
+        Ok(FoundTensor { name: self.name.clone(), dtype: self.dtype, dims, data })
+    }
+
     /// Rows `part` of every `each` rows, of the repetitions `which`: `[which · part, columns]`.
     pub(super) fn repeated_rows(
         &self,
@@ -130,8 +151,14 @@ impl<'g> FileWeights<'g> {
         file: &'g File,
         recorder: Option<&'g Recorder<'g>>,
         adapters: &'g [Adapter],
+        ranks: Option<&'g RankShare>,
     ) -> FileWeights<'g> {
-        FileWeights { g, file, recorder, adapters, adapted: RefCell::default() }
+        FileWeights { g, file, recorder, adapters, ranks, adapted: RefCell::default() }
+    }
+
+    /// Which parts of tensors this rank has, where there are several.
+    pub(super) fn ranks(&self) -> Option<&'g RankShare> {
+        self.ranks
     }
 
     /// What adapters add to the product with some rows of a matrix, whose dimensions are those of the whole.
@@ -390,6 +417,11 @@ impl<'g> FileWeights<'g> {
         }
         let tensor = self.file.tensor(name)?;
         let found = found(tensor.dtype(), tensor.shape().dims(), Some(tensor.data()));
+        let found = match self.ranks.and_then(|ranks| ranks.cut(name)) {
+            None => found,
+            Some(Cut::Rows(rows)) => found.rows(rows)?,
+            Some(Cut::Columns(columns)) => found.columns(columns)?,
+        };
         if found.dims != dims {
             return Err(found.wrong_shape(dims));
         }

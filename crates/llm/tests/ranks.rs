@@ -1,0 +1,176 @@
+//! Several ranks compute what one does: as threads here, as processes of MPI in the tests of the command.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use common::judge::{Judgement, cases};
+use common::{Recipe, cpu, distance, engine, engine_on, logits_of};
+use quadriga_cluster::{Communicator, Limits, in_process};
+use quadriga_graph::DType;
+use quadriga_llm::evaluate::evaluate;
+use quadriga_llm::{Engine, EngineOptions, Error, Model, Parallelism};
+
+/// The tolerance for sums in another order, in standard deviations of the logits.
+const SAME: f64 = 1e-4;
+
+fn f32_options() -> EngineOptions {
+    EngineOptions { cache_keys: DType::F32, cache_values: DType::F32, ..EngineOptions::default() }
+}
+
+/// Runs a function with the engine of the first of several ranks, which the others follow.
+fn on_ranks<T: Send>(
+    model: &Model,
+    size: usize,
+    parallelism: Parallelism,
+    options: &EngineOptions,
+    run: impl FnOnce(&mut Engine) -> T + Send,
+) -> T {
+    let mut ranks = in_process(size, Limits::default()).into_iter();
+    let engine_of = |communicator| {
+        let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+        let model = model.clone().with_ranks(communicator, parallelism).unwrap();
+        engine_on(cpu(1), model, options.clone())
+    };
+    let first = ranks.next().unwrap();
+    std::thread::scope(|scope| {
+        let engine_of = &engine_of;
+        let others: Vec<_> =
+            ranks.map(|rank| scope.spawn(move || engine_of(rank).follow().unwrap())).collect();
+        let mut engine = engine_of(first);
+        let result = run(&mut engine);
+        drop(engine);
+        others.into_iter().for_each(|other| other.join().unwrap());
+        result
+    })
+}
+
+/// A prompt in two parts, a token, a return to the middle and another token.
+fn conversation(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let mut rows = logits_of(engine, &tokens[..20]);
+    rows.extend(logits_of(engine, &tokens[20..33]));
+    rows.extend(logits_of(engine, &tokens[33..34]));
+    assert_eq!(engine.truncate(0, 25), 25);
+    engine.feed(&tokens[34..37]).unwrap();
+    rows.push(engine.logits(0).to_vec());
+    rows
+}
+
+fn divisible() -> Vec<Recipe> {
+    let more = |recipe: Recipe| Recipe { layers: recipe.layers.max(3), ..recipe };
+    let mut recipes = vec![Recipe::new("llama"), Recipe::new("qwen2"), Recipe::new("qwen3")];
+    recipes.push(Recipe { kv_heads: 4, tied: true, output_bias: false, ..Recipe::new("llama") });
+    recipes.extend(
+        Recipe::families()
+            .into_iter()
+            .filter(|recipe| ["granite", "smollm3", "gemma"].contains(&recipe.architecture)),
+    );
+    recipes.into_iter().map(more).collect()
+}
+
+#[test]
+fn tensor_parallel_ranks_compute_what_one_does() {
+    for recipe in divisible() {
+        let (model, tokens) = (recipe.model(), recipe.tokens(40));
+        let wanted = conversation(&mut engine(model.clone(), f32_options()), &tokens);
+        let run = |engine: &mut Engine| conversation(engine, &tokens);
+        for size in [1, 2, recipe.kv_heads] {
+            let found = on_ranks(&model, size, Parallelism::Tensor, &f32_options(), run);
+            let off = distance(&found, &wanted);
+            assert!(off < SAME, "{} on {size} ranks: off by {off:.2e}", recipe.architecture);
+        }
+    }
+}
+
+#[test]
+fn the_ranks_of_a_pipeline_compute_the_same_bits_as_one() {
+    let mut recipes = divisible();
+    recipes.push(Recipe { layers: 4, ..Recipe::wide("llama", DType::Q4_K) });
+    for recipe in recipes {
+        let (model, tokens) = (recipe.model(), recipe.tokens(40));
+        let options = EngineOptions { batch: 8, ..f32_options() };
+        let wanted = conversation(&mut engine_on(cpu(1), model.clone(), options.clone()), &tokens);
+        let run = |engine: &mut Engine| conversation(engine, &tokens);
+        for size in [1, 2, 3] {
+            let found = on_ranks(&model, size, Parallelism::Pipeline, &options, run);
+            assert!(found == wanted, "{} on {size} ranks", recipe.architecture);
+        }
+    }
+}
+
+#[test]
+fn blocks_of_quantized_weights_are_never_cut() {
+    // Two KV heads of 64 columns each, with two query heads: 128 columns of a block of 256.
+    let model = Recipe { heads: 4, kv_heads: 2, ..Recipe::wide("llama", DType::Q4_K) }.model();
+    let communicator = || -> Arc<dyn Communicator> {
+        Arc::new(in_process(2, Limits::default()).into_iter().next().unwrap())
+    };
+    let refused = model.clone().with_ranks(communicator(), Parallelism::Tensor);
+    let Err(error @ Error::Ranks { .. }) = refused else { panic!("it was divided") };
+    let text = error.to_string();
+    assert!(text.contains("2 KV heads of 128 columns in blocks of 256: 1 parts for 2 ranks"), "{text}");
+    let divided = model.with_ranks(communicator(), Parallelism::Auto).unwrap();
+    assert_eq!(divided.ranks().unwrap().parallelism(), Parallelism::Pipeline);
+}
+
+#[test]
+fn more_ranks_than_layers_or_heads_are_refused_with_the_numbers() {
+    let model = Recipe::new("llama").model();
+    for (parallelism, wanted) in
+        [(Parallelism::Tensor, "2 KV heads"), (Parallelism::Pipeline, "2 layers for 3 ranks")]
+    {
+        let first = Arc::new(in_process(3, Limits::default()).into_iter().next().unwrap());
+        let text = model.clone().with_ranks(first, parallelism).err().unwrap().to_string();
+        assert!(text.contains(wanted), "{text}");
+    }
+}
+
+#[test]
+fn ranks_with_other_options_are_told_so_before_they_wait_for_each_other() {
+    let model = Recipe::new("llama").model();
+    let ranks = in_process(2, Limits::default());
+    let results: Vec<String> = std::thread::scope(|scope| {
+        let threads: Vec<_> = ranks
+            .into_iter()
+            .zip([32, 64])
+            .map(|(rank, context)| {
+                let model = model.clone();
+                scope.spawn(move || {
+                    let model = model.with_ranks(Arc::new(rank), Parallelism::Tensor).unwrap();
+                    let scheduler = quadriga_runtime::Scheduler::new([cpu(1)]);
+                    let options = EngineOptions { context, ..f32_options() };
+                    Engine::new(model, &scheduler, options, &mut |_| {}).err().unwrap().to_string()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for text in results {
+        assert!(text.contains("rank 0 has a context of 32"), "{text}");
+    }
+}
+
+#[test]
+fn exact_cases_of_the_default_model_hold_on_several_ranks() {
+    let path = quadriga_llm::default_model::fetch(None, &mut |_| ControlFlow::Continue(())).unwrap();
+    let model = Model::open(path).unwrap();
+    let options = EngineOptions { context: 2048, ..EngineOptions::default() };
+    let short = ["math", "capital"];
+    let cases: Vec<_> = cases(quadriga_llm::judge::DEFAULT_MODEL_CASES)
+        .into_iter()
+        .filter(|exact| short.contains(&exact.case.name.as_str()))
+        .collect();
+    for (parallelism, size) in [(Parallelism::Tensor, 2), (Parallelism::Pipeline, 2), (Parallelism::Auto, 4)]
+    {
+        let verdict = on_ranks(&model, size, parallelism, &options, |engine| {
+            let mut verdict = Judgement::default();
+            for exact in &cases {
+                verdict.add(exact, &evaluate(engine, &exact.case).unwrap());
+            }
+            verdict
+        });
+        verdict.assert_holds(&format!("{parallelism:?} on {size} ranks"), false);
+    }
+}
