@@ -11,6 +11,7 @@
 //! | [`lora`] | low-rank adapters |
 
 pub mod convert;
+mod divergence;
 mod error;
 pub mod hub;
 pub mod importance;

@@ -9,5 +9,4 @@ pub use crate::error::QualityError;
 pub use page::error_page;
 pub use statistics::Estimate;
 pub use tensors::{TensorError, compare_tensors};
-pub(crate) use text::row_divergence;
 pub use text::{Perplexity, TextComparison, compare_texts, perplexity};

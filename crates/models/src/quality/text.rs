@@ -4,6 +4,7 @@ use quadriga_llm::{BatchToken, Engine};
 use serde::Serialize;
 
 use super::statistics::{Estimate, quantile};
+use crate::divergence::normalizer;
 use crate::error::{QualityError, Result};
 
 /// Tokens whose logits are read at once: they are the vocabulary wide.
@@ -62,16 +63,6 @@ fn advance(engine: &mut Engine, tokens: &[u32]) -> Result<()> {
     engine.extend(&batch)?;
     engine.wait()?;
     Ok(())
-}
-
-/// The logarithms of the probabilities that logits stand for: their largest, and the logarithm of the sum.
-fn normalizer(logits: &[f32]) -> Result<f64> {
-    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|logit| f64::from(logit - most).exp()).sum();
-    if !most.is_finite() || !sum.is_finite() {
-        return Err(QualityError::NotFinite.into());
-    }
-    Ok(f64::from(most) + sum.ln())
 }
 
 /// The negative log-likelihood of a token.
@@ -182,11 +173,6 @@ fn compare_rows(reference: &Engine, other: &Engine, next: &[u32]) -> Result<Vec<
         joined.collect::<Vec<Result<Vec<Row>>>>()
     });
     results.into_iter().collect::<Result<Vec<Vec<Row>>>>().map(|rows| rows.concat())
-}
-
-/// The divergence of the predictions of one token.
-pub(crate) fn row_divergence(p: &[f32], q: &[f32]) -> Result<f64> {
-    compare_row(p, q, 0).map(|row| row.divergence)
 }
 
 fn compare_row(p: &[f32], q: &[f32], next: u32) -> Result<Row> {

@@ -15,9 +15,9 @@ use super::mix::layer_of;
 use super::pipeline::squared_error;
 use super::plan::QuantizePlan;
 use super::rows::RowReader;
+use crate::divergence::row_divergence;
 use crate::error::{Error, QuantizeError, Result};
 use crate::importance::{ImportanceMatrix, collect};
-use crate::quality::row_divergence;
 
 /// The relative error of outputs in a measurement: about that of four bits.
 const SHARE: f64 = 0.08;
