@@ -575,6 +575,43 @@ fn a_call_that_has_begun_is_completed() {
     }
 }
 
+/// Wherever the output is cut, the arguments so far are those of a call, and nothing of it is text.
+#[test]
+fn calls_that_are_cut_are_no_text() {
+    let all = |pieces: &[ToolCallPiece]| {
+        let mut calls: Vec<(String, String)> = Vec::new();
+        for piece in pieces {
+            match &piece.name {
+                Some(name) => calls.push((name.clone(), piece.arguments.clone())),
+                None => calls.last_mut().unwrap().1.push_str(&piece.arguments),
+            }
+        }
+        calls
+    };
+    for family in FAMILIES {
+        let parser = ToolCallParser::new(Arc::new(format(family)), tools()).with_certain_calls();
+        let whole = all(&parsed(&parser, family.output, 1).1);
+        let letters: Vec<char> = family.output.chars().collect();
+        for end in 0..letters.len() {
+            let text: String = letters[..end].iter().collect();
+            for size in [1, 3, 1000] {
+                let (answer, pieces) = parsed(&parser, &text, size);
+                let at = format!("{}: {text:?} in pieces of {size}", family.name);
+                assert!(answer.len() < 3 && text.starts_with(&answer), "{at}: {answer:?}");
+                for (found, wanted) in all(&pieces).iter().zip(&whole) {
+                    assert_eq!(found.0, wanted.0, "{at}");
+                    assert!(wanted.1.starts_with(&found.1), "{at}: {found:?}");
+                }
+            }
+        }
+    }
+    let hermes = ToolCallParser::new(Arc::new(format(&FAMILIES[0])), tools()).with_certain_calls();
+    let cut = |text: &str| all(&parsed(&hermes, text, 2).1);
+    let begun = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Be";
+    assert_eq!(cut(begun), [("weather".to_owned(), "{\"city\": \"Be".to_owned())]);
+    assert_eq!(cut("<tool_call>\n{\"name\": \"weath"), [], "its name is not complete");
+}
+
 #[test]
 fn python_tags_are_calls_too() {
     let family = FAMILIES.iter().find(|family| family.name == "llama3").unwrap();

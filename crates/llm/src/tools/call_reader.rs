@@ -18,6 +18,8 @@ pub(super) enum Progress {
     Broken,
     /// It has ended.
     Complete,
+    /// The answer was cut within it.
+    Cut,
 }
 
 /// The part of a call that is read next.
@@ -99,6 +101,16 @@ impl CallReader {
     /// The text after the call.
     pub(super) fn rest(&self) -> &str {
         self.raw.get(self.at..).unwrap_or_default()
+    }
+
+    /// Whether it waits for nothing but a text after its arguments, or for the end of the answer.
+    pub(super) fn is_closing(&self) -> bool {
+        matches!(self.part, Part::Close | Part::Program)
+    }
+
+    /// Takes all of its text as its own: there is nothing after it.
+    pub(super) fn take_rest(&mut self) {
+        self.at = self.raw.len();
     }
 
     /// Whether the arguments are an object.

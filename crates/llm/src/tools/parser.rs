@@ -58,10 +58,14 @@ enum Position {
     AfterCall,
 }
 
+/// The fewest bytes at the end of an output that are taken for the beginning of a call that was cut.
+const LEAST_CUT: usize = 3;
+
 /// Tells calls from text while the output is streamed. It never fails: what is not a call is text.
 ///
 /// Without [`with_certain_calls`](Self::with_certain_calls) a call is held back until it is complete, since it may turn out to
-/// be text.
+/// be text. With it, a call that the end of the output cuts keeps the arguments that were generated, or is dropped if its name
+/// is not complete: no part of it is text.
 #[derive(Clone, Debug)]
 pub struct ToolCallParser {
     format: Arc<ToolFormat>,
@@ -167,6 +171,10 @@ impl ToolCallParser {
                 LiteralMatch::Partial => return false,
                 LiteralMatch::Missing => {}
             }
+            if ended && self.may_be_cut(self.held.trim()) && self.anchored(false) == LiteralMatch::Partial {
+                self.held.clear();
+                return false;
+            }
         }
         let found = self.triggers.iter().filter_map(|trigger| self.held.find(trigger)).min();
         if let Some(at) = found {
@@ -175,14 +183,24 @@ impl ToolCallParser {
             self.emit(&before, out);
             return self.begin();
         }
+        let uncertain = self.uncertain();
         let hold = match ended {
+            true if self.may_be_cut(self.held.get(uncertain..).unwrap_or_default()) => {
+                self.held.truncate(uncertain);
+                uncertain
+            }
             true => self.held.len(),
-            false => self.uncertain(),
+            false => uncertain,
         };
         let rest = self.held.split_off(hold);
         let certain = std::mem::replace(&mut self.held, rest);
         self.emit(&certain, out);
         false
+    }
+
+    /// Whether a text that may become a call would have become one, had the output not been cut.
+    fn may_be_cut(&self, text: &str) -> bool {
+        self.certain && text.len() >= LEAST_CUT
     }
 
     /// The position from which the held text may become a trigger.
@@ -244,9 +262,19 @@ impl ToolCallParser {
     fn call(&mut self, mut reader: CallReader, out: &mut ToolText, ended: bool) -> bool {
         let new = std::mem::take(&mut self.held);
         reader.raw.extend(new.chars().filter(|letter| *letter != TOKEN_MARK));
-        let progress = reader.advance(&self.format, &self.tools, ended);
+        let mut progress = reader.advance(&self.format, &self.tools, false);
+        if ended && progress == Progress::More {
+            progress = match self.certain && !reader.is_closing() {
+                true => Progress::Cut,
+                false => reader.advance(&self.format, &self.tools, true),
+            };
+            if progress != Progress::Broken {
+                reader.take_rest();
+            }
+        }
         let is_call = match progress {
             Progress::More => self.certain,
+            Progress::Cut => reader.name.is_some(),
             Progress::Complete => reader.is_valid() && self.is_known(&reader) || reader.head_given,
             Progress::Broken => reader.head_given,
         };
@@ -256,6 +284,11 @@ impl ToolCallParser {
         match progress {
             Progress::More => {
                 self.position = Position::Call(Box::new(reader));
+                return false;
+            }
+            Progress::Cut => {
+                self.spaces.clear();
+                self.calls += usize::from(is_call);
                 return false;
             }
             Progress::Complete | Progress::Broken if is_call => {
@@ -310,7 +343,7 @@ impl ToolCallParser {
             if text.is_empty() {
                 return None;
             }
-            match begins_with(held, text, ended) {
+            match begins_with(held, text, false) {
                 LiteralMatch::Whole(length) => Some(length),
                 LiteralMatch::Partial => {
                     waits = true;
@@ -339,7 +372,12 @@ impl ToolCallParser {
             self.position = Position::Call(Box::new(CallReader::new(&self.format, false)));
             return true;
         }
-        if waits && !ended {
+        if waits && ended {
+            // The output was cut within the text around calls.
+            self.held.clear();
+            return false;
+        }
+        if waits {
             self.position = Position::AfterCall;
             return false;
         }
