@@ -96,8 +96,11 @@ impl PromptFormat<'_> {
             let control = tokenizer.control_text(*token).map(str::as_bytes);
             bytes.extend_from_slice(control.map_or_else(|| tokenizer.piece(*token), Ok)?);
         }
-        let open = opens && format.is_open(&String::from_utf8_lossy(&bytes));
-        let splitter = ReasoningSplitter::new(Some(format.clone()), open);
+        let end = String::from_utf8_lossy(&bytes);
+        let mut splitter = ReasoningSplitter::new(Some(format.clone()), opens && format.is_open(&end));
+        if format.is_closed(&end) {
+            splitter = splitter.without_reasoning();
+        }
         Ok(if format.uses_tokens(tokenizer) { splitter.with_marked_markers() } else { splitter })
     }
 

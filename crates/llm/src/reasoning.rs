@@ -109,6 +109,14 @@ impl ReasoningFormat {
             ReasoningFormat::Harmony => false,
         }
     }
+
+    /// Whether a prompt with this end has closed the reasoning: the template has written an empty one.
+    pub fn is_closed(&self, prompt: &str) -> bool {
+        match self {
+            ReasoningFormat::Markers { close, .. } => prompt.trim_end().ends_with(close.as_ref()),
+            ReasoningFormat::Harmony => false,
+        }
+    }
 }
 
 /// Text that was told apart.
@@ -173,6 +181,8 @@ pub struct ReasoningSplitter {
     tells_calls: bool,
     /// The function that the header calls.
     recipient: Option<String>,
+    /// Whether the prompt has closed the reasoning, so that a constrained answer has none.
+    skipped: bool,
 }
 
 impl ReasoningSplitter {
@@ -195,7 +205,20 @@ impl ReasoningSplitter {
             begun: false,
             tells_calls: false,
             recipient: None,
+            skipped: false,
         }
+    }
+
+    /// The same, after a prompt that has closed the reasoning or asks for none. The model may open it again, and it is told from
+    /// the answer then; but a constraint holds from the first token.
+    #[must_use]
+    pub fn without_reasoning(self) -> ReasoningSplitter {
+        ReasoningSplitter { skipped: true, ..self }
+    }
+
+    /// Whether a constrained answer has no reasoning before it, although there is a format of it.
+    pub fn skips_reasoning(&self) -> bool {
+        self.skipped
     }
 
     /// The same, with markers that only [`ReasoningSplitter::push_marker`] adds: those in text are text.
@@ -270,6 +293,8 @@ impl ReasoningSplitter {
         let held = std::mem::take(&mut self.held);
         match self.position {
             Position::Reasoning => self.reason(&held, &mut split),
+            // The header of a call, perhaps, that was cut.
+            Position::Header if self.tells_calls => {}
             // A header without its message is all that there is.
             Position::Start | Position::Answer | Position::Header | Position::Call => {
                 self.answer(&held, &mut split);

@@ -15,7 +15,7 @@ const TEXT: &str = r"/(?s:.+)/";
 /// A Lark grammar of reasoning and an answer after it, for what a splitter at the beginning of an output expects. `None` if
 /// there is no reasoning.
 pub(super) fn before_answer(splitter: &ReasoningSplitter, tokenizer: &Tokenizer) -> Option<String> {
-    let format = splitter.format()?;
+    let format = splitter.format().filter(|_| !splitter.skips_reasoning())?;
     let grammar = match format {
         ReasoningFormat::Markers { open, close } if format.uses_tokens(tokenizer) => {
             let (open, close) = (first_token(tokenizer, open)?, token(tokenizer, close)?);
