@@ -570,10 +570,13 @@ fn requests_that_cannot_be_answered_are_refused() {
     assert!(batcher.submit(Request { sampling: hot, ..Request::new(vec![1]) }).is_err());
     let many = Request { logprobs: Some(1001), ..Request::new(vec![1]) };
     assert!(matches!(batcher.submit(many), Err(Error::Option { .. })));
-    for _ in 0..2 {
+    let choices = (0..4).map(|_| Request::new(vec![1])).collect();
+    assert!(matches!(batcher.submit_choices(choices), Err(Error::Option { .. })), "they never fit");
+    // One can start at once, and two wait.
+    for _ in 0..3 {
         batcher.submit(Request::new(vec![1; 191])).unwrap();
     }
-    assert!(matches!(batcher.submit(Request::new(vec![1])), Err(Error::QueueFull { waiting: 2 })));
+    assert!(matches!(batcher.submit(Request::new(vec![1])), Err(Error::QueueFull { waiting: 3 })));
     let mut answers = Answers::default();
     while batcher.is_busy() {
         answers.add(batcher.step());

@@ -194,7 +194,8 @@ impl Batcher {
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
         let EngineOptions { context, .. } = self.options.engine;
         request::check(&request, context, self.model().hyperparameters().vocabulary)?;
-        if self.waiting.len() >= self.options.queue {
+        // Those for which there is a lane start with the next step.
+        if self.waiting.len() >= self.options.queue.saturating_add(self.lanes.len()) {
             return Err(Error::QueueFull { waiting: self.waiting.len() });
         }
         let id = RequestId(self.next_id);
@@ -220,6 +221,11 @@ impl Batcher {
         if requests.iter().any(|request| Some((request.prompt.clone(), request.salt)) != first) {
             let (name, value) = ("the prompts of one request", "different".to_owned());
             return Err(Error::Option { name, value, wanted: "the same" });
+        }
+        if requests.len() > self.options.queue.saturating_add(self.options.engine.sequences) {
+            let (name, value) = ("the number of answers of one request", requests.len().to_string());
+            let wanted = "at most the sequences of a step and the length of the queue";
+            return Err(Error::Option { name, value, wanted });
         }
         let mut ids: Vec<RequestId> = Vec::new();
         for request in requests {

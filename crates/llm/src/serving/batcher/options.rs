@@ -15,7 +15,7 @@ pub struct BatcherOptions {
     /// Context of one sequence, the most sequences of a step, the most tokens of a step (the batch size), the pages of the KV
     /// cache and its types. With 0 pages there are enough for all sequences of full length.
     pub engine: EngineOptions,
-    /// The most requests that wait; another one is refused.
+    /// The most requests that wait beyond those for which there is room in the next step; another one is refused.
     pub queue: usize,
     /// The time between two tokens of a sequence that is aimed at while prompts are computed beside it: they are computed in
     /// parts that are small enough. `None`: parts are as large as the batch size.
