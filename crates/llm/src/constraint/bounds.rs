@@ -1,5 +1,6 @@
 //! Limits of what is given to the compiler, which recurses over it: within them its stack is large enough.
 
+use rustc_hash::FxHashSet;
 use serde_json::Value;
 
 /// Bytes of the source of a grammar.
@@ -43,6 +44,49 @@ pub(super) fn check_lark(source: &str) -> Result<(), String> {
     }
 }
 
+/// A reference that leads back to itself by references alone, if there is one.
+fn find_loop<'a>(schema: &'a Value, references: &[&'a str]) -> Option<&'a str> {
+    // References that are known to lead to a schema, or nowhere.
+    let mut ends: FxHashSet<&str> = FxHashSet::default();
+    for start in references {
+        let (mut path, mut next) = (FxHashSet::default(), Some(*start));
+        while let Some(reference) = next.filter(|reference| !ends.contains(reference)) {
+            if !path.insert(reference) {
+                return Some(reference);
+            }
+            next = referred(schema, reference).and_then(|target| target.get("$ref")).and_then(Value::as_str);
+        }
+        ends.extend(path);
+    }
+    None
+}
+
+/// The schema that a reference within a schema refers to.
+pub(super) fn referred<'a>(schema: &'a Value, reference: &str) -> Option<&'a Value> {
+    match reference {
+        "#" | "#/" => Some(schema),
+        _ => reference.strip_prefix('#').and_then(|pointer| schema.pointer(pointer)),
+    }
+}
+
+/// Bounds of numbers in a schema; the second is the looser side of each.
+pub(super) const NUMBER_BOUNDS: [(&str, f64); 4] =
+    [("minimum", -1.0), ("exclusiveMinimum", -1.0), ("maximum", 1.0), ("exclusiveMaximum", 1.0)];
+
+/// The largest bound of a number: the compiler computes with 64 bits, and with all numbers of as many digits.
+pub(super) const MAX_BOUND: f64 = 9e17;
+
+/// The reason why a bound of a number in a schema is out of range, if it is.
+fn check_bounds(fields: &serde_json::Map<String, Value>) -> Result<(), String> {
+    for (name, loose) in NUMBER_BOUNDS {
+        let bound = fields.get(name).and_then(Value::as_f64).unwrap_or(0.0);
+        if bound * loose < -MAX_BOUND {
+            return Err(format!("{name} is {bound:e}; bounds up to {MAX_BOUND:e} are supported"));
+        }
+    }
+    Ok(())
+}
+
 /// The reason why a schema is too large, if it is.
 pub(super) fn check_schema(schema: &Value) -> Result<(), String> {
     let mut references: Vec<&str> = Vec::new();
@@ -58,6 +102,7 @@ pub(super) fn check_schema(schema: &Value) -> Result<(), String> {
             Value::Array(items) => left.extend(items.iter().map(|item| (item, depth + 1))),
             Value::Object(fields) => {
                 references.extend(fields.get("$ref").and_then(Value::as_str));
+                check_bounds(fields)?;
                 bytes += fields.keys().map(String::len).sum::<usize>();
                 left.extend(fields.values().map(|field| (field, depth + 1)));
             }
@@ -77,5 +122,8 @@ pub(super) fn check_schema(schema: &Value) -> Result<(), String> {
         let count = references.len();
         return Err(format!("its {count} references and depth of {deepest} are too many together"));
     }
-    Ok(())
+    match find_loop(schema, &references) {
+        Some(reference) => Err(format!("the $ref {reference:?} refers to itself, and describes no value")),
+        None => Ok(()),
+    }
 }

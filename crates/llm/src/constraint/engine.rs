@@ -10,7 +10,7 @@ use super::hook::ConstraintHook;
 use super::mask::{MaskJob, plain};
 use super::vocabulary::TokenTrie;
 use super::workers::Workers;
-use super::{bounds, reasoning, source, vocabulary};
+use super::{bounds, mask, reasoning, source, vocabulary};
 use crate::reasoning::ReasoningSplitter;
 use crate::sampling_hook::SamplingHook;
 use crate::tokenizer::Tokenizer;
@@ -74,7 +74,10 @@ impl ConstraintEngine {
         let thread = std::thread::Builder::new().name("quadriga-grammar".to_owned());
         let compiled = thread.stack_size(bounds::COMPILER_STACK).spawn(move || {
             let parser = factory.create_parser(top_level).map_err(|error| plain(&error))?;
-            Ok(Matcher::new(Ok(parser)))
+            let matcher = Matcher::new(Ok(parser));
+            // An answer that cannot begin is the grammar's error.
+            mask::next_mask(&mut matcher.deep_clone(), &[])?;
+            Ok(matcher)
         });
         let compiled = compiled.map_err(|error| Error::Thread { reason: error.to_string() })?.join();
         let compiled = compiled.unwrap_or_else(|_| Err("its compiler failed".to_owned()));

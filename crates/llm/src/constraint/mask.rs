@@ -88,7 +88,8 @@ impl MaskJob {
     }
 }
 
-fn next_mask(matcher: &mut Matcher, tokens: &[u32]) -> Result<SimpleVob, String> {
+/// Lets a matcher see tokens, and computes the mask of the next one.
+pub(super) fn next_mask(matcher: &mut Matcher, tokens: &[u32]) -> Result<SimpleVob, String> {
     if !tokens.is_empty() && !matcher.is_stopped() {
         matcher.consume_tokens(tokens).map_err(|error| plain(&error))?;
     }
