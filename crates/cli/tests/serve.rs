@@ -64,7 +64,7 @@ impl Running {
         let mut stream = self.connect();
         let length = body.len();
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n"
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n"
         );
         stream.write_all(head.as_bytes()).unwrap();
         stream.write_all(body.as_bytes()).unwrap();
@@ -112,7 +112,7 @@ fn sigterm_finishes_answers_and_ends_with_0() {
     server.signal("TERM");
     // Until it has heard of it, it is ready; then it says that it is not, or has ended already.
     while TcpStream::connect(&server.address).is_ok_and(|mut stream| {
-        let _ = stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let _ = stream.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         let mut text = String::new();
         stream.read_to_string(&mut text).is_ok() && text.starts_with("HTTP/1.1 200")
     }) {}

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use crate::operation::auth::Keys;
 use crate::operation::body_room::{BodyMemory, BodyRoom};
+use crate::operation::hosts::Hosts;
 use crate::operation::limits::Limits;
 use crate::operation::origins::Origins;
 use crate::operation::request_counts::RequestCounts;
@@ -18,6 +19,9 @@ pub struct App {
     keys: Keys,
     limits: Limits,
     origins: Origins,
+    hosts: Hosts,
+    /// Whether only this machine reaches the server.
+    local: AtomicBool,
     tls: Option<TlsFiles>,
     requests: RequestCounts,
     bodies: Arc<BodyMemory>,
@@ -37,6 +41,8 @@ impl App {
             limits,
             bodies,
             origins: Origins::default(),
+            hosts: Hosts::default(),
+            local: AtomicBool::new(false),
             tls: None,
             requests: RequestCounts::default(),
             started: Instant::now(),
@@ -51,6 +57,12 @@ impl App {
         App { origins, ..self }
     }
 
+    /// With further names under which a server without keys may be asked on the loopback interface.
+    #[must_use]
+    pub fn with_hosts(self, hosts: Hosts) -> App {
+        App { hosts, ..self }
+    }
+
     /// With encrypted connections only.
     #[must_use]
     pub fn with_tls(self, tls: TlsFiles) -> App {
@@ -60,6 +72,21 @@ impl App {
     /// The pages that may use the server.
     pub fn origins(&self) -> &Origins {
         &self.origins
+    }
+
+    /// The names under which the server may be asked.
+    pub fn hosts(&self) -> &Hosts {
+        &self.hosts
+    }
+
+    /// Whether only this machine reaches the server, so that the name under which it is asked matters.
+    pub fn is_local(&self) -> bool {
+        self.local.load(Ordering::Acquire)
+    }
+
+    /// Says whether only this machine reaches the server.
+    pub(crate) fn set_local(&self, local: bool) {
+        self.local.store(local, Ordering::Release);
     }
 
     /// The certificate, if connections are encrypted.

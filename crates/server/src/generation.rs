@@ -154,6 +154,62 @@ pub struct Delta {
     pub logprobs: Option<TokenLogprobs>,
 }
 
+/// A part of an answer, in the order of generation.
+#[derive(Clone, PartialEq, Debug)]
+pub enum AnswerPart {
+    /// Text of the reasoning.
+    Reasoning(String),
+    /// Text of the answer.
+    Text(String),
+    /// A part of a call of a tool.
+    ToolCall(ToolCallPiece),
+}
+
+impl Delta {
+    /// The parts in their order: the call that was begun before is completed before text follows it, and text comes before the
+    /// calls that begin.
+    pub fn parts(&self) -> Vec<AnswerPart> {
+        let continued = self.tool_calls.iter().take_while(|piece| piece.head.is_none()).count();
+        let (continued, begun) = self.tool_calls.split_at(continued);
+        let calls = |pieces: &[ToolCallPiece]| -> Vec<AnswerPart> {
+            pieces.iter().cloned().map(AnswerPart::ToolCall).collect()
+        };
+        let texts = [AnswerPart::Reasoning(self.reasoning.clone()), AnswerPart::Text(self.text.clone())];
+        let is_filled = |part: &AnswerPart| match part {
+            AnswerPart::Reasoning(text) | AnswerPart::Text(text) => !text.is_empty(),
+            AnswerPart::ToolCall(_) => true,
+        };
+        calls(continued).into_iter().chain(texts).chain(calls(begun)).filter(is_filled).collect()
+    }
+}
+
+/// A section of a complete answer.
+#[derive(Clone, PartialEq, Debug)]
+pub enum AnswerSection {
+    /// Reasoning.
+    Reasoning(String),
+    /// Text.
+    Text(String),
+    /// The call of this number.
+    ToolCall(usize),
+}
+
+impl AnswerSection {
+    /// Adds a part to the sections that it belongs to.
+    pub(crate) fn add(sections: &mut Vec<AnswerSection>, part: AnswerPart) {
+        match (sections.last_mut(), part) {
+            (Some(AnswerSection::Reasoning(text)), AnswerPart::Reasoning(more))
+            | (Some(AnswerSection::Text(text)), AnswerPart::Text(more)) => text.push_str(&more),
+            (_, AnswerPart::Reasoning(text)) => sections.push(AnswerSection::Reasoning(text)),
+            (_, AnswerPart::Text(text)) => sections.push(AnswerSection::Text(text)),
+            (_, AnswerPart::ToolCall(piece)) if piece.head.is_some() => {
+                sections.push(AnswerSection::ToolCall(piece.index));
+            }
+            (_, AnswerPart::ToolCall(_)) => {}
+        }
+    }
+}
+
 /// How an answer ended.
 #[derive(Clone, Debug)]
 pub struct Done {
@@ -231,6 +287,8 @@ pub struct Choice {
     pub reasoning: String,
     /// Calls of tools.
     pub tool_calls: Vec<WholeToolCall>,
+    /// Reasoning, text and calls in the order of generation.
+    pub sections: Vec<AnswerSection>,
     /// The tokens, with log-probabilities if they were asked for.
     pub tokens: Vec<(u32, Option<TokenLogprobs>)>,
     /// Log-probabilities of the prompt, for each token but the first, if they were asked for.

@@ -44,6 +44,20 @@ fn error_of(error: Error, generation: &Generation) -> ApiError {
     }
 }
 
+/// The arguments of a tool are an object: a schema of anything else is an error.
+pub(crate) fn check_tools(generation: &Generation) -> Result<(), ApiError> {
+    const OTHERS: [&str; 6] = ["array", "string", "number", "integer", "boolean", "null"];
+    let Prompt::Chat(chat) = &generation.prompt else { return Ok(()) };
+    for (number, tool) in chat.tools.iter().enumerate() {
+        let kind = tool.pointer("/function/parameters/type").and_then(Value::as_str);
+        if let Some(kind) = kind.filter(|kind| OTHERS.contains(kind)) {
+            let problem = format!("has parameters of type {kind:?}; they must be an object");
+            return Err(ApiError::field(format!("tools[{number}]"), problem));
+        }
+    }
+    Ok(())
+}
+
 /// Whether the template is shown the tools of a request, and its answer may call them.
 pub(crate) fn uses_tools(generation: &Generation) -> bool {
     match &generation.prompt {

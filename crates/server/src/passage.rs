@@ -19,10 +19,22 @@ use crate::app::App;
 use crate::call::new_id;
 use crate::dialects::Dialect;
 use crate::error::{ApiError, ErrorKind};
+use crate::operation::hosts;
 use crate::operation::origins::is_foreign;
 
 /// The header that identifies a request in logs of both sides.
 const REQUEST_ID: &str = "x-request-id";
+
+/// Refuses requests under the name of another site, with which a browser would be made to use the server of its machine.
+pub(crate) async fn check_host(
+    State(app): State<Arc<App>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    let local = app.is_local() && app.keys().count() == 0;
+    hosts::check(&request, local, app.hosts(), app.origins())?;
+    Ok(next.run(request).await)
+}
 
 /// Answers a browser's question whether a page may use the server, and refuses requests of pages that may not: a browser would
 /// send them even if it does not show the answer.

@@ -1,6 +1,6 @@
 //! From a [`Generation`] to the requests of the engine: the prompt is rendered and tokenized, and everything is checked.
 
-use quadriga_llm::reasoning::ReasoningSplitter;
+use quadriga_llm::reasoning::{ReasoningFormat, ReasoningSplitter};
 use quadriga_llm::serving::Request;
 use quadriga_llm::template::{Message, TemplateArguments};
 use quadriga_llm::{Error, GeneratorOptions};
@@ -32,6 +32,8 @@ pub(crate) fn prepare(
     if generation.choices == 0 || generation.choices > MAX_CHOICES {
         return Err(ApiError::field("n", format!("must be from 1 to {MAX_CHOICES}")));
     }
+    hooks::check_tools(&generation)?;
+    check_bias(served, &generation)?;
     let first = render(served, &generation)?;
     let context = served.context();
     if first.prompt.len() >= context {
@@ -62,6 +64,15 @@ pub(crate) fn prepare(
     };
     let requests = (0..generation.choices).map(request).collect::<Result<_, _>>()?;
     Ok(Prepared { requests, stops, prompt })
+}
+
+/// A bias that bans every token leaves none to sample.
+fn check_bias(served: &ServedModel, generation: &Generation) -> Result<(), ApiError> {
+    let banned = generation.sampling.logit_bias.values().filter(|bias| **bias == f32::NEG_INFINITY).count();
+    match banned > 0 && banned >= served.model.hyperparameters().vocabulary {
+        true => Err(ApiError::field("logit_bias", "bans every token of the vocabulary")),
+        false => Ok(()),
+    }
 }
 
 /// The tokens of a prompt.
@@ -131,6 +142,10 @@ fn render_messages(served: &ServedModel, chat: &ChatPrompt, uses_tools: bool) ->
         let mut request = Request::chat(&served.model, &options, &chat.messages)?;
         if chat.reasoning == ReasoningEffort::Off && reasons_anyway(served, &request) {
             request.skip_reasoning(&served.model)?;
+        }
+        let is_harmony = matches!(request.reasoning.format(), Some(ReasoningFormat::Harmony));
+        if chat.reasoning == ReasoningEffort::Off && !is_harmony {
+            request.reasoning = request.reasoning.without_reasoning();
         }
         return Ok(request);
     };

@@ -47,6 +47,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .layer(middleware::from_fn_with_state(Arc::clone(app), refuse_when_stopping))
         .layer(middleware::from_fn_with_state(Arc::clone(app), check_key))
         .layer(middleware::from_fn_with_state(Arc::clone(app), passage::check_origin))
+        .layer(middleware::from_fn_with_state(Arc::clone(app), passage::check_host))
         .layer(middleware::from_fn_with_state(Arc::clone(app), passage::finish))
         .with_state(Arc::clone(app))
 }

@@ -10,9 +10,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::call::new_id;
 use crate::error::{ApiError, ErrorKind};
-use crate::generation::{Choice, Delta, Done, FinishReason, GenerationEvent, ToolCallPiece, WholeToolCall};
+use crate::generation::{
+    AnswerSection, Choice, Delta, Done, FinishReason, GenerationEvent, ToolCallPiece, WholeToolCall,
+};
 use crate::model::{InFlightGuard, ServedModel};
-use crate::operation::caller::{Caller, CallerUse};
+use crate::operation::caller::{Caller, CallerUse, TokenNeed};
 use crate::prompt::Prepared;
 
 /// Requests that are being answered.
@@ -51,7 +53,7 @@ impl Running {
         caller: &Caller,
     ) -> Result<Running, ApiError> {
         let (sender, events) = mpsc::unbounded_channel();
-        let usage = caller.begin()?;
+        let usage = caller.begin(prepared.iter().map(|prepared| need(served, prepared)).sum())?;
         let mut running = Running {
             served: Arc::clone(served),
             events,
@@ -191,6 +193,9 @@ impl Running {
                     finish => finish,
                 };
                 self.usage.charge(finished.counts.prompt + finished.counts.answer);
+                if self.choices.iter().all(|choice| choice.id.is_none()) {
+                    self.usage.release();
+                }
                 self.served.note_finished(&finished);
                 GenerationEvent::Done(Done {
                     choice,
@@ -215,6 +220,18 @@ impl Running {
             }
         })
     }
+}
+
+/// The tokens that requests may use: those of the prompt, and of the answer as far as the request or the context limits it.
+fn need(served: &ServedModel, prepared: &Prepared) -> TokenNeed {
+    let of_request = |request: &Request| {
+        let prompt = request.prompt.len();
+        let room = served.context().saturating_sub(prompt);
+        let most = prompt + request.max_tokens.unwrap_or(room).min(room);
+        let asked = if request.max_tokens.is_some() { most } else { prompt };
+        TokenNeed { asked: asked as u64, most: most as u64 }
+    };
+    prepared.requests.iter().map(of_request).sum()
 }
 
 /// Requests that the engine has not accepted yet: if their client goes away before that, they are counted as cancelled. The engine
@@ -272,6 +289,7 @@ struct ChoiceParts {
     text: String,
     reasoning: String,
     tool_calls: Vec<WholeToolCall>,
+    sections: Vec<AnswerSection>,
     tokens: Vec<(u32, Option<quadriga_llm::serving::TokenLogprobs>)>,
     prompt_logprobs: Option<Vec<quadriga_llm::serving::TokenLogprobs>>,
     done: Option<Done>,
@@ -279,6 +297,7 @@ struct ChoiceParts {
 
 impl ChoiceParts {
     fn add(&mut self, delta: Delta) {
+        delta.parts().into_iter().for_each(|part| AnswerSection::add(&mut self.sections, part));
         self.text.push_str(&delta.text);
         self.reasoning.push_str(&delta.reasoning);
         WholeToolCall::add(&mut self.tool_calls, delta.tool_calls);
@@ -290,6 +309,7 @@ impl ChoiceParts {
             text: self.text,
             reasoning: self.reasoning,
             tool_calls: self.tool_calls,
+            sections: self.sections,
             tokens: self.tokens,
             prompt_logprobs: self.prompt_logprobs,
             done: self.done?,

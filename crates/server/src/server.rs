@@ -85,7 +85,9 @@ impl Server {
     /// # Errors
     /// The address cannot be used.
     pub async fn bind(app: App, address: impl Into<ListenAddress>) -> io::Result<Server> {
-        Ok(Server { app: Arc::new(app), listener: Listener::bind(&address.into()).await? })
+        let listener = Listener::bind(&address.into()).await?;
+        app.set_local(listener.local_addr().is_ok_and(|address| address.ip().is_loopback()));
+        Ok(Server { app: Arc::new(app), listener })
     }
 
     /// The address and port at which it listens.

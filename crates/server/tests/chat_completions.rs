@@ -204,7 +204,11 @@ fn the_only_model_answers_to_every_name() {
 fn a_full_queue_is_429_with_a_time() {
     let mut setup = Setup::default();
     setup.batcher.queue = 0;
+    setup.batcher.engine.sequences = 1;
     let server = setup.start();
+    let mut running =
+        server.client().stream(CHAT, &with(hello(), json!({ "max_tokens": 480, "stream": true })));
+    assert!(running.chunk().is_some());
     let answer = server.post(CHAT, &hello());
     assert_eq!(answer.status, 429);
     assert_eq!(answer.header("retry-after"), Some("1"));

@@ -32,7 +32,7 @@ fn a_dropped_request_without_a_stream_is_cancelled() {
     let server = TestServer::start();
     let body = with(endless(), json!({ "stream": false, "n": 4 })).to_string();
     let mut stream = server.client().connect();
-    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", body.len());
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(body.as_bytes()).unwrap();
     // Until some of the answer has been generated.
@@ -54,10 +54,10 @@ fn garbage_is_answered_or_cut_and_hurts_nobody() {
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"GET / HTTP/9.9\r\n\r\n",
         b"\r\n\r\n\r\n\0\0\0",
-        b"GET /\xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: ten\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
-        b"GET /health HTTP/1.1\r\nhost: x\r\nx: ",
+        b"GET /\xff\xfe HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: ten\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: ",
     ];
     for bytes in cases {
         let answer = client.raw(bytes);
@@ -67,7 +67,7 @@ fn garbage_is_answered_or_cut_and_hurts_nobody() {
             "{text}"
         );
     }
-    let mut long = b"GET /health HTTP/1.1\r\nhost: x\r\n".to_vec();
+    let mut long = b"GET /health HTTP/1.1\r\nhost: localhost\r\n".to_vec();
     long.extend(format!("x: {}\r\n\r\n", "y".repeat(1 << 20)).bytes());
     let text = String::from_utf8_lossy(&client.raw(&long)).into_owned();
     assert!(text.is_empty() || text.starts_with("HTTP/1.1 431"), "{text}");
@@ -78,14 +78,14 @@ fn garbage_is_answered_or_cut_and_hurts_nobody() {
 fn large_and_deep_bodies_are_refused() {
     let server = TestServer::start();
     let mut stream = server.client().connect();
-    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", 100 << 20);
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", 100 << 20);
     stream.write_all(head.as_bytes()).unwrap();
     let answer = common::Stream::of(stream.try_clone().unwrap());
     assert_eq!(answer.status, 413);
     drop((answer, stream));
     // Without a length, it is counted.
     let mut stream = server.client().connect();
-    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n");
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n");
     stream.write_all(head.as_bytes()).unwrap();
     let part = vec![b' '; 1 << 20];
     for _ in 0..40 {
@@ -112,7 +112,7 @@ fn a_half_closed_connection_does_not_hang() {
     let server = TestServer::start();
     let body = endless().to_string();
     let mut stream = server.client().connect();
-    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", body.len());
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(body.as_bytes()).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
@@ -135,7 +135,7 @@ fn a_slow_body_is_timed_out() {
     let server = setup.start();
     let mut stream = server.client().connect();
     stream
-        .write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        .write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
         .unwrap();
     assert_eq!(common::Stream::of(stream).status, 408);
 }

@@ -132,6 +132,10 @@ fn refused() -> Vec<Value> {
         json!({ "type": "thing" }),
         json!({ "$ref": "https://example.com/schema" }),
         json!({ "$ref": "#/$defs/none" }),
+        json!({ "$ref": "#" }),
+        json!({ "type": "object", "properties": { "a": { "$ref": "#/$defs/l" } }, "required": ["a"],
+            "$defs": { "l": { "$ref": "#/$defs/m" }, "m": { "$ref": "#/$defs/l" } } }),
+        json!({ "type": "object", "properties": { "x": { "type": "integer", "minimum": 1e300 } }, "required": ["x"] }),
         json!({ "type": "object", "properties": { "x": { "type": "string", "pattern": "(" } }, "required": ["x"] }),
         json!({ "type": "object", "properties": { "x": { "type": "integer", "minimum": 3, "maximum": 2 } },
             "required": ["x"] }),
@@ -148,12 +152,18 @@ fn others() -> Vec<Value> {
         .chain([("d60".to_owned(), json!({ "type": "object" }))])
         .collect();
     let deep = (0..50).fold(json!({ "type": "null" }), |inner, _| json!({ "type": "array", "items": inner }));
+    let options: Vec<Value> = (1..40)
+        .map(|count| {
+            let fields = (0..count).map(|at| (format!("k{at}"), json!({ "type": "string" })));
+            json!({ "type": "object", "properties": fields.collect::<serde_json::Map<_, _>>() })
+        })
+        .collect();
     let many: Vec<String> = (0..5000).map(|at| format!("value {at}")).collect();
     let within =
         |schema: Value| json!({ "type": "object", "properties": { "x": schema }, "required": ["x"] });
     vec![
         json!({ "$ref": "#/$defs/d0", "$defs": doubling }),
-        json!({ "$ref": "#" }),
+        json!({ "anyOf": options }),
         json!({ "type": "object", "properties": { "a": { "$ref": "#" } }, "required": ["a"] }),
         within(deep),
         within(json!({ "enum": many })),
@@ -213,4 +223,56 @@ fn schemas_that_cost_much_come_to_an_end() {
     }
     server.assert_idle();
     server.post("/v1/chat/completions", &hello()).ok();
+}
+
+fn completion(more: Value) -> Value {
+    with(json!({ "prompt": "x", "n_predict": 40, "temperature": 0 }), more)
+}
+
+#[test]
+fn unusual_schemas_are_enforced() {
+    let server = TestServer::start();
+    let value = |schema: Value| -> Value {
+        let answer = server.post("/completion", &completion(json!({ "json_schema": schema }))).ok();
+        serde_json::from_str(answer["content"].as_str().unwrap()).unwrap_or_else(|_| panic!("{answer}"))
+    };
+    let escaped = json!({ "$defs": { "a/b~c": { "const": 17 }, "d/e": { "$ref": "#/$defs/a~1b~0c" } }, "$ref": "#/$defs/d~1e" });
+    assert_eq!(value(escaped), 17);
+    for (least, most) in [(json!(-1e300), json!(1e300)), (json!(i64::MIN), json!(i64::MAX))] {
+        let schema = json!({ "type": "object", "properties": { "x": { "type": "integer", "minimum": least, "maximum": most } } ,
+            "required": ["x"], "additionalProperties": false });
+        let answer = server.post("/completion", &completion(json!({ "json_schema": schema }))).ok();
+        assert!(answer["content"].as_str().unwrap().trim_start().starts_with('{'), "{answer}");
+    }
+}
+
+/// Whole and as streams: the status is that of the error.
+#[test]
+fn requests_that_cannot_succeed_are_refused_before_the_first_byte() {
+    let server = server();
+    let rules: String = (0..5000).map(|at| format!("r{at} ::= \"a\" r{} | \"b\"\n", at + 1)).collect();
+    let many = format!("root ::= r0\n{rules}r5000 ::= \"c\"\n");
+    let vocabulary = 100 + 3;
+    let banned: Vec<Value> = (0..vocabulary).map(|token| json!([token, false])).collect();
+    let array =
+        json!([{ "type": "function", "function": { "name": "x", "parameters": { "type": "array" } } }]);
+    let both = json!({ "grammar": "root ::= \"x\"", "json_schema": { "type": "object" } });
+    let cases = [
+        ("/completion", completion(both.clone()), "grammar"),
+        ("/v1/chat/completions", conversation(both), "grammar"),
+        ("/completion", completion(json!({ "logit_bias": banned })), "logit_bias"),
+        ("/v1/chat/completions", conversation(json!({ "tools": array })), "tools[0]"),
+        ("/completion", completion(json!({ "json_schema": { "$ref": "#" } })), "json_schema"),
+        ("/completion", completion(json!({ "grammar": "root ::= root \"x\"" })), "grammar"),
+    ];
+    for (path, body, field) in cases {
+        for stream in [false, true] {
+            let answer = server.post(path, &with(body.clone(), json!({ "stream": stream })));
+            assert_eq!(answer.status, 400, "{path} {field} {stream}: {}", answer.text());
+            assert!(answer.text().contains(field), "{path} {field}: {}", answer.text());
+        }
+    }
+    let answer = server.post("/completion", &completion(json!({ "grammar": many })));
+    assert!([200, 400].contains(&answer.status), "{}", answer.text());
+    server.assert_idle();
 }

@@ -33,7 +33,7 @@ fn only_holders_of_a_key_may_ask() {
 fn keys_of_a_file_have_limits_and_are_read_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys");
-    std::fs::write(&path, "# ours\nsmall tokens-per-minute=30\none concurrent=1\n").unwrap();
+    std::fs::write(&path, "# ours\nsmall tokens-per-minute=50\none concurrent=1\n").unwrap();
     let server =
         Setup { keys: Keys::new(Vec::new(), Some(path.clone())).unwrap(), ..Setup::default() }.start();
     let small = || server.client().header("x-api-key", "small");
@@ -41,6 +41,8 @@ fn keys_of_a_file_have_limits_and_are_read_again() {
     let answer = small().post(CHAT, &hello());
     assert_eq!(answer.status, 429, "{}", answer.text());
     assert!(answer.header("retry-after").unwrap().parse::<u64>().unwrap() <= 60);
+    let long = small().post(CHAT, &with(hello(), json!({ "max_tokens": 500 })));
+    assert!(long.status == 429 && long.text().contains("lower max_tokens"), "{}", long.text());
     let one = || server.client().header("x-api-key", "one");
     let endless = with(hello(), json!({ "max_tokens": 480, "ignore_eos": true, "stream": true }));
     let mut first = one().stream(CHAT, &endless);
@@ -55,4 +57,21 @@ fn keys_of_a_file_have_limits_and_are_read_again() {
     std::fs::write(&path, "").unwrap();
     assert!(server.app.keys().reload().unwrap_err().contains("has no key"));
     small().post(CHAT, &hello()).ok();
+}
+
+/// Requests that run at the same time cannot use more together than one after the other.
+#[test]
+fn tokens_are_reserved_when_a_request_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys");
+    std::fs::write(&path, "key tokens-per-minute=600\n").unwrap();
+    let server = Setup { keys: Keys::new(Vec::new(), Some(path)).unwrap(), ..Setup::default() }.start();
+    let ask = |body| server.client().header("x-api-key", "key").stream(CHAT, &body);
+    let endless = with(hello(), json!({ "max_tokens": 400, "stream": true }));
+    let answers: Vec<_> = (0..12).map(|_| ask(endless.clone())).collect();
+    let statuses: Vec<u16> = answers.iter().map(|answer| answer.status).collect();
+    assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 1, "{statuses:?}");
+    assert_eq!(statuses.iter().filter(|status| **status == 429).count(), 11, "{statuses:?}");
+    // What the first one leaves may be used.
+    assert_eq!(ask(hello()).status, 200);
 }

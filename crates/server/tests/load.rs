@@ -60,8 +60,10 @@ fn a_client_that_leaves_before_its_request_is_accepted_is_counted() {
     waits.recv().unwrap();
     let body = with(hello(), json!({ "n": 3, "stream": true })).to_string();
     let mut stream = server.client().connect();
-    let head =
-        format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
     std::io::Write::write_all(&mut stream, (head + &body).as_bytes()).unwrap();
     while served.in_flight().len() < 3 {}
     drop(stream);

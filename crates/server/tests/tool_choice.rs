@@ -198,6 +198,35 @@ fn reasoning_comes_first_and_has_a_budget() {
     assert_eq!(whole["usage"]["completion_tokens_details"]["reasoning_tokens"], 0);
 }
 
+/// A template that closes the reasoning itself leaves none before a constrained answer, however much the model wants it.
+#[test]
+fn reasoning_that_is_off_leaves_no_way_around_a_schema() {
+    let template = "{% for m in messages %}<|start|>{{ m.role }} {{ m.content }}<|end|>{% endfor %}\
+        {% if add_generation_prompt %}<|start|>assistant {% if enable_thinking is defined and enable_thinking is false %}\
+        <think>\n\n</think>\n\n{% endif %}{% endif %}";
+    let server = server(template);
+    let schema = json!({ "type": "object", "properties": { "ok": { "type": "boolean" } }, "required": ["ok"],
+        "additionalProperties": false });
+    // The first token is `<`, wherever that is allowed.
+    let wanted = json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": schema } },
+        "ignore_eos": false, "max_tokens": 60, "logit_bias": { "27": 100 } });
+    let ask = |more: Value| {
+        let whole = server.post(CHAT, &with(with(hello(), wanted.clone()), more)).ok();
+        whole["choices"][0]["message"].clone()
+    };
+    let reasoned = ask(json!({}));
+    assert!(reasoned["reasoning_content"].as_str().unwrap().starts_with('<'), "{reasoned}");
+    for off in [
+        json!({ "chat_template_kwargs": { "enable_thinking": false } }),
+        json!({ "reasoning_effort": "none" }),
+    ] {
+        let message = ask(off);
+        assert!(message.get("reasoning_content").is_none(), "{message}");
+        let value: Value = serde_json::from_str(message["content"].as_str().unwrap()).unwrap();
+        assert!(value["ok"].is_boolean(), "{message}");
+    }
+}
+
 #[test]
 fn answers_have_the_form_that_is_asked_for() {
     let server = TestServer::start();

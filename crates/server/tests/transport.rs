@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Setup, TestServer, hello, json, with};
-use quadriga_server::{ListenAddress, Origins, TlsFiles};
+use quadriga_server::{Hosts, Keys, ListenAddress, Origins, TlsFiles};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 
@@ -117,12 +117,12 @@ fn a_client_that_does_not_read_is_dropped() {
     );
     let body = body.to_string();
     let mut stream = UnixStream::connect(&path).unwrap();
-    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", body.len());
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(body.as_bytes()).unwrap();
     // Until the server has given up; the stream stays open on this side.
     let status = || {
-        let text = ask(&path, b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let text = ask(&path, b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         let line =
             text.lines().find(|line| line.starts_with("quadriga:http_requests_active")).unwrap().to_owned();
         line.rsplit(' ').next().unwrap().parse::<u32>().unwrap()
@@ -183,6 +183,61 @@ fn pages_of_other_origins_are_refused_unless_allowed() {
         (200, Some("https://a.example"))
     );
     assert_eq!(page(&server, "https://b.example").status, 403);
+}
+
+/// A page can have the name of its own site resolved to this machine: the browser takes the server for the site's then.
+#[test]
+fn names_of_other_sites_are_refused_on_the_loopback_interface() {
+    let send = |server: &TestServer, request: &str| {
+        let (mut stream, mut text) = (server.client().connect(), String::new());
+        stream.write_all(request.as_bytes()).unwrap();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    let ask = |server: &TestServer, host: &str| {
+        send(server, &format!("GET /v1/models HTTP/1.1\r\n{host}connection: close\r\n\r\n"))
+    };
+    let server = TestServer::start();
+    let refused = ask(&server, "host: evil.example:8080\r\n");
+    assert!(refused.starts_with("HTTP/1.1 403"), "{refused}");
+    assert!(refused.contains("--allowed-hosts evil.example"), "{refused}");
+    let absolute =
+        "GET http://evil.example/v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    let absolute = send(&server, absolute);
+    assert!(absolute.starts_with("HTTP/1.1 403"), "{absolute}");
+    for host in ["", "host: localhost\r\nhost: evil.example\r\n"] {
+        let wrong = ask(&server, host);
+        assert!(wrong.starts_with("HTTP/1.1 400"), "{host:?}: {wrong}");
+    }
+    for host in ["localhost", "LocalHost:1234", "127.0.0.1:8080", "[::1]:8080", "192.168.1.2"] {
+        let answer = ask(&server, &format!("host: {host}\r\n"));
+        assert!(answer.starts_with("HTTP/1.1 200"), "{host}: {answer}");
+    }
+    let app = Setup::default().app().with_hosts(Hosts::parse("own.example"));
+    let server = TestServer::of(app.with_origins(Origins::parse("https://page.example")));
+    for (host, status) in [("own.example", 200), ("page.example:80", 200), ("evil.example", 403)] {
+        let answer = ask(&server, &format!("host: {host}\r\n"));
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{host}: {answer}");
+    }
+    // A key protects it from pages, which do not know it.
+    let keys = Keys::new(vec!["secret".to_owned()], None).unwrap();
+    let server = Setup { keys, ..Setup::default() }.start();
+    let answer = ask(&server, "host: own.example\r\nx-api-key: secret\r\n");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+#[test]
+fn requests_for_which_there_is_room_do_not_wait_in_the_queue() {
+    let mut setup = Setup::default();
+    setup.batcher.queue = 1;
+    let server = setup.start();
+    for choices in [2, 5] {
+        let whole = server.post(CHAT, &with(hello(), json!({ "n": choices }))).ok();
+        assert_eq!(whole["choices"].as_array().unwrap().len(), choices);
+    }
+    let refused = server.post(CHAT, &with(hello(), json!({ "n": 6 })));
+    assert_eq!(refused.status, 400, "four run and one waits at most: {}", refused.text());
+    server.assert_idle();
 }
 
 #[test]

@@ -41,11 +41,14 @@ pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
     if let Some(constraint) = guided(fields, "guided_")? {
         return Ok(constraint);
     }
-    let grammar_text = fields.text("grammar")?;
+    let grammar_text = fields.text("grammar")?.filter(|grammar| !grammar.is_empty());
     if let Some(schema) = fields.schema("json_schema")? {
+        if grammar_text.is_some() {
+            return Err(fields.error("grammar", "cannot be used together with json_schema"));
+        }
         return Ok(Constraint::JsonSchema(schema));
     }
-    Ok(match grammar_text.filter(|grammar| !grammar.is_empty()) {
+    Ok(match grammar_text {
         Some(source) => grammar(source),
         None => Constraint::None,
     })

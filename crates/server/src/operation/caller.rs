@@ -1,6 +1,7 @@
 //! Who asks: a key with its limits, or anybody.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,8 @@ pub struct KeyLimits {
 #[derive(Debug, Default)]
 struct KeyUse {
     running: usize,
+    /// Tokens that running requests may still use.
+    reserved: u64,
     /// Tokens of the last minute, by the time at which they were counted.
     tokens: VecDeque<(Instant, u64)>,
 }
@@ -38,6 +41,33 @@ pub struct Caller {
 #[derive(Debug)]
 pub struct CallerUse {
     usage: Arc<Mutex<KeyUse>>,
+    /// Tokens of it that are reserved and not used yet.
+    reserved: AtomicU64,
+}
+
+/// Tokens that a request may use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TokenNeed {
+    /// Those that it asks for.
+    pub asked: u64,
+    /// The most that it can use. They are more than it asks for if nothing but the context limits its answer.
+    pub most: u64,
+}
+
+impl TokenNeed {
+    /// Of a request whose tokens are known.
+    pub fn exact(tokens: usize) -> TokenNeed {
+        TokenNeed { asked: tokens as u64, most: tokens as u64 }
+    }
+}
+
+impl std::iter::Sum for TokenNeed {
+    fn sum<I: Iterator<Item = TokenNeed>>(needs: I) -> TokenNeed {
+        needs.fold(TokenNeed::default(), |sum, need| TokenNeed {
+            asked: sum.asked.saturating_add(need.asked),
+            most: sum.most.saturating_add(need.most),
+        })
+    }
 }
 
 impl Caller {
@@ -57,8 +87,9 @@ impl Caller {
         self.client
     }
 
-    /// Begins a request, if the limits allow it.
-    pub fn begin(&self) -> Result<CallerUse, ApiError> {
+    /// Begins a request, if the limits allow it. Its tokens are reserved until they are used or it ends, as far as the limit
+    /// goes: what it asks for must be left.
+    pub fn begin(&self, need: TokenNeed) -> Result<CallerUse, ApiError> {
         let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         usage.forget_before(now);
@@ -66,14 +97,27 @@ impl Caller {
             let message = format!("the key may have {most} requests at a time; wait until one is answered");
             return Err(ApiError::new(ErrorKind::TooMany, message).retry_after(Duration::from_secs(1)));
         }
-        if let Some(most) = self.limits.tokens_per_minute.filter(|most| usage.sum() >= *most) {
-            let oldest = usage.tokens.front().map_or(MINUTE, |(at, _)| MINUTE.saturating_sub(now - *at));
-            let message =
-                format!("the key may use {most} tokens a minute, and has used them; try again later");
-            return Err(ApiError::new(ErrorKind::TooMany, message).retry_after(oldest));
+        let mut reserved = 0;
+        if let Some(most) = self.limits.tokens_per_minute {
+            let left = most.saturating_sub(usage.sum()).saturating_sub(usage.reserved);
+            if left == 0 || need.asked > left {
+                let oldest = usage.tokens.front().map_or(MINUTE, |(at, _)| MINUTE.saturating_sub(now - *at));
+                let message = match need.asked {
+                    asked if asked > most => format!(
+                        "the key may use {most} tokens a minute, but prompt and answer may have {asked}; lower max_tokens"
+                    ),
+                    asked => format!(
+                        "the key may use {most} tokens a minute, of which {left} are left, but prompt and answer may have \
+                         {asked}; try again later, or lower max_tokens"
+                    ),
+                };
+                return Err(ApiError::new(ErrorKind::TooMany, message).retry_after(oldest));
+            }
+            reserved = need.most.min(left);
         }
         usage.running += 1;
-        Ok(CallerUse { usage: Arc::clone(&self.usage) })
+        usage.reserved += reserved;
+        Ok(CallerUse { usage: Arc::clone(&self.usage), reserved: AtomicU64::new(reserved) })
     }
 }
 
@@ -95,6 +139,9 @@ impl CallerUse {
         let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         usage.forget_before(now);
+        let used = (tokens as u64).min(self.reserved.load(Ordering::Relaxed));
+        self.reserved.fetch_sub(used, Ordering::Relaxed);
+        usage.reserved = usage.reserved.saturating_sub(used);
         match usage.tokens.back_mut() {
             // One entry a second is exact enough, and bounds their number.
             Some((at, sum)) if now - *at < Duration::from_secs(1) => *sum += tokens as u64,
@@ -103,8 +150,17 @@ impl CallerUse {
     }
 }
 
+impl CallerUse {
+    /// Gives back what was reserved and not used.
+    pub fn release(&self) {
+        let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        usage.reserved = usage.reserved.saturating_sub(self.reserved.swap(0, Ordering::Relaxed));
+    }
+}
+
 impl Drop for CallerUse {
     fn drop(&mut self) {
+        self.release();
         let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
         usage.running = usage.running.saturating_sub(1);
     }
@@ -118,16 +174,36 @@ mod tests {
     #[test]
     fn limits_refuse_and_recover() {
         let caller = Caller::new(1, KeyLimits { concurrent: Some(1), tokens_per_minute: Some(10) });
-        let first = caller.begin().unwrap();
-        let error = caller.begin().unwrap_err();
+        let begin = || caller.begin(TokenNeed::exact(1));
+        let first = begin().unwrap();
+        let error = begin().unwrap_err();
         assert_eq!(error.kind, ErrorKind::TooMany);
         drop(first);
-        let second = caller.clone().begin().unwrap();
+        let second = begin().unwrap();
         second.charge(9);
         drop(second);
-        caller.begin().unwrap().charge(1);
-        let error = caller.begin().unwrap_err();
+        begin().unwrap().charge(1);
+        let error = begin().unwrap_err();
         assert!(error.message.contains("10 tokens a minute"), "{error}");
         assert!(error.retry_after.unwrap() <= MINUTE);
+    }
+
+    #[test]
+    fn tokens_of_running_requests_are_reserved() {
+        let caller = Caller::new(1, KeyLimits { tokens_per_minute: Some(50), ..KeyLimits::default() });
+        let error = caller.begin(TokenNeed::exact(500)).unwrap_err();
+        assert!(error.message.contains("lower max_tokens"), "{error}");
+        let running = caller.begin(TokenNeed::exact(30)).unwrap();
+        assert!(caller.begin(TokenNeed::exact(30)).is_err(), "they are reserved");
+        running.charge(10);
+        assert!(caller.begin(TokenNeed::exact(30)).is_err(), "20 are still reserved");
+        running.release();
+        drop(caller.begin(TokenNeed::exact(40)).unwrap());
+        // Without a limit of its own, a request gets what is left.
+        let rest = caller.begin(TokenNeed { asked: 5, most: 4096 }).unwrap();
+        assert!(caller.begin(TokenNeed::exact(1)).is_err());
+        rest.charge(100);
+        drop(rest);
+        assert!(caller.begin(TokenNeed::exact(1)).is_err(), "more than the limit was used");
     }
 }

@@ -4,6 +4,7 @@ pub mod auth;
 pub(crate) mod body_room;
 pub mod caller;
 pub(crate) mod exposition;
+pub mod hosts;
 pub mod limits;
 pub mod listener;
 pub mod metrics;

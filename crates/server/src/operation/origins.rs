@@ -29,6 +29,18 @@ impl Origins {
         }
     }
 
+    /// Whether pages of a host are among them.
+    pub(super) fn has_host(&self, host: &str) -> bool {
+        match self {
+            Origins::None => false,
+            Origins::Any => true,
+            Origins::Listed(all) => all.iter().any(|origin| {
+                let authority = origin.split_once("://").map_or(origin.as_str(), |(_, authority)| authority);
+                host_of(authority).eq_ignore_ascii_case(host)
+            }),
+        }
+    }
+
     /// The value of `access-control-allow-origin` for an origin.
     pub(crate) fn allowed(&self, origin: &HeaderValue) -> Option<HeaderValue> {
         match self {
@@ -57,7 +69,7 @@ pub(crate) fn is_foreign(origin: &HeaderValue, headers: &HeaderMap) -> bool {
 }
 
 /// A host without its port.
-fn host_of(authority: &str) -> &str {
+pub(super) fn host_of(authority: &str) -> &str {
     match authority.rsplit_once(':') {
         Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
         _ => authority,

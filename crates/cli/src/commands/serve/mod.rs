@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use quadriga_server::{
-    App, Keys, Limits, ListenAddress, ModelPolicy, ModelRegistry, Origins, Server, TlsFiles,
+    App, Hosts, Keys, Limits, ListenAddress, ModelPolicy, ModelRegistry, Origins, Server, TlsFiles,
 };
 
 use self::loader::Loader;
@@ -63,6 +63,9 @@ pub(crate) struct ServeArgs {
     /// Origins whose web pages may use the server, separated by commas, * for all [default: its own]
     #[arg(long, value_name = "LIST", help_heading = SERVER)]
     cors_origins: Option<String>,
+    /// Host names under which a server without keys may be asked on the loopback interface, separated by commas, * for all [default: localhost and addresses]
+    #[arg(long, value_name = "LIST", help_heading = SERVER)]
+    allowed_hosts: Option<String>,
     /// Name of the model in answers [default: the file's name without .gguf]
     #[arg(long, short = 'a', value_name = "NAME", help_heading = SERVER)]
     alias: Option<String>,
@@ -235,9 +238,10 @@ impl Arguments<'_> {
             _ => None,
         };
         let origins = arguments.cors_origins.as_deref().map(Origins::parse).unwrap_or_default();
+        let hosts = arguments.allowed_hosts.as_deref().map(Hosts::parse).unwrap_or_default();
         let limits = self.limits();
         Ok(move |models| {
-            let app = App::new(models, keys, limits).with_origins(origins);
+            let app = App::new(models, keys, limits).with_origins(origins).with_hosts(hosts);
             match tls {
                 Some(tls) => app.with_tls(tls),
                 None => app,

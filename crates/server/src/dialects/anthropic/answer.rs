@@ -1,8 +1,9 @@
 //! The object that a message is.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use crate::generation::{Choice, FinishReason};
+use crate::generation::{AnswerSection, Choice, FinishReason};
+use crate::partial_json;
 
 /// Why a message ended, and the stop sequence that was found.
 pub(super) fn stop_reason(finish: &FinishReason) -> (&'static str, Option<&str>) {
@@ -45,23 +46,19 @@ pub(super) fn message(
     })
 }
 
-/// The blocks of a complete answer.
+/// The blocks of a complete answer, in the order of generation.
 pub(super) fn content(choice: &Choice) -> Vec<Value> {
-    let mut blocks = Vec::new();
-    if !choice.reasoning.is_empty() {
-        blocks.push(json!({ "type": "thinking", "thinking": choice.reasoning, "signature": "" }));
-    }
-    if !choice.text.is_empty() {
-        blocks.push(json!({ "type": "text", "text": choice.text }));
-    }
-    for call in &choice.tool_calls {
-        // The client is to have an object; a text that is none is an argument without a name.
-        let input = match serde_json::from_str(&call.arguments) {
-            Ok(Value::Object(input)) => input,
-            _ if call.arguments.trim().is_empty() => Map::new(),
-            _ => Map::from_iter([("arguments".to_owned(), Value::from(call.arguments.clone()))]),
-        };
-        blocks.push(json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input }));
-    }
-    blocks
+    let block = |section: &AnswerSection| match section {
+        AnswerSection::Reasoning(text) => {
+            Some(json!({ "type": "thinking", "thinking": text, "signature": "" }))
+        }
+        AnswerSection::Text(text) => Some(json!({ "type": "text", "text": text })),
+        AnswerSection::ToolCall(number) => {
+            let call = choice.tool_calls.get(*number)?;
+            // The client is to have an object, even if the call was cut.
+            let input = partial_json::object(&call.arguments);
+            Some(json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input }))
+        }
+    };
+    choice.sections.iter().filter_map(block).collect()
 }

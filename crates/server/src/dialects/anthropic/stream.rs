@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::answer::{message, stop_reason, usage};
 use crate::dialects::Dialect;
-use crate::generation::{Delta, Done, GenerationEvent, ToolCallPiece};
+use crate::generation::{AnswerPart, Delta, Done, GenerationEvent, ToolCallPiece};
 use crate::stream::{StreamBuffer, StreamEncoder};
 
 /// Writes the events of a message.
@@ -69,18 +69,20 @@ impl MessageStream {
         out.named("content_block_delta", &event);
     }
 
-    fn token(&mut self, delta: Delta, out: &mut StreamBuffer) {
-        if !delta.reasoning.is_empty() {
-            let block = json!({ "type": "thinking", "thinking": "", "signature": "" });
-            self.open(OpenBlock::Thinking, &block, out);
-            self.delta(&json!({ "type": "thinking_delta", "thinking": delta.reasoning }), out);
-        }
-        if !delta.text.is_empty() {
-            self.open(OpenBlock::Text, &json!({ "type": "text", "text": "" }), out);
-            self.delta(&json!({ "type": "text_delta", "text": delta.text }), out);
-        }
-        for piece in delta.tool_calls {
-            self.tool_call(piece, out);
+    fn token(&mut self, delta: &Delta, out: &mut StreamBuffer) {
+        for part in delta.parts() {
+            match part {
+                AnswerPart::Reasoning(text) => {
+                    let block = json!({ "type": "thinking", "thinking": "", "signature": "" });
+                    self.open(OpenBlock::Thinking, &block, out);
+                    self.delta(&json!({ "type": "thinking_delta", "thinking": text }), out);
+                }
+                AnswerPart::Text(text) => {
+                    self.open(OpenBlock::Text, &json!({ "type": "text", "text": "" }), out);
+                    self.delta(&json!({ "type": "text_delta", "text": text }), out);
+                }
+                AnswerPart::ToolCall(piece) => self.tool_call(piece, out),
+            }
         }
     }
 
@@ -112,7 +114,7 @@ impl StreamEncoder for MessageStream {
             GenerationEvent::Progress { cached, .. } => self.begin_with(cached, out),
             GenerationEvent::Delta(delta) => {
                 self.begin_with(0, out);
-                self.token(delta, out);
+                self.token(&delta, out);
             }
             GenerationEvent::Done(done) => {
                 self.begin_with(done.counts.cached, out);

@@ -10,6 +10,7 @@ use crate::dialects::openai::schemas;
 use crate::embedding::EmbeddingTask;
 use crate::error::ApiError;
 use crate::openapi::schema::{answer, any_of, count, list, number, request, text, with, with_field};
+use crate::operation::caller::TokenNeed;
 
 /// Computes a vector for each text.
 pub(super) async fn embedding(call: Call) -> Result<Json<Value>, ApiError> {
@@ -24,8 +25,8 @@ pub(super) async fn embedding(call: Call) -> Result<Json<Value>, ApiError> {
         return Err(fields.error("embd_normalize", "must be 0 or more: embeddings are normalized"));
     }
     let texts = embeddings::inputs(&fields, name, &served)?;
-    let usage = call.caller.begin()?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
+    let usage = call.caller.begin(TokenNeed::exact(tokens))?;
     let vectors = served.embed(EmbeddingTask::Embed, texts).await?;
     usage.charge(tokens);
     let data: Vec<Value> = vectors

@@ -10,6 +10,7 @@ use crate::embedding::EmbeddingTask;
 use crate::error::{ApiError, ErrorKind};
 use crate::fields::Fields;
 use crate::openapi::schema::{self, answer, any_of, count, flag, list, number, text};
+use crate::operation::caller::TokenNeed;
 
 /// The most documents of a request.
 const MAX_DOCUMENTS: usize = 2048;
@@ -34,7 +35,7 @@ pub(super) async fn rerank(call: Call) -> Result<Response, ApiError> {
     let pair = |document: &String| Ok(pair_tokens(&served.model, query, document)?);
     let pairs = documents.iter().map(pair).collect::<Result<Vec<_>, ApiError>>()?;
     let tokens: usize = pairs.iter().map(Vec::len).sum();
-    let usage = call.caller.begin()?;
+    let usage = call.caller.begin(TokenNeed::exact(tokens))?;
     let scores = served.embed(EmbeddingTask::Rank, pairs).await?;
     usage.charge(tokens);
     let scores = scores.iter().map(|score| score.first().copied().unwrap_or(f32::NEG_INFINITY));

@@ -8,6 +8,7 @@ use super::time;
 use crate::dialects::openai::logprobs;
 use crate::generation::{Choice, Done, FinishReason, WholeToolCall};
 use crate::model::ServedModel;
+use crate::partial_json;
 
 /// Which of the two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,10 +134,6 @@ impl Head {
 
 /// A whole call; its arguments are an object.
 pub(super) fn tool_call(index: usize, call: &WholeToolCall) -> Value {
-    let arguments = match serde_json::from_str(&call.arguments) {
-        Ok(Value::Object(arguments)) => arguments,
-        _ if call.arguments.trim().is_empty() => Map::new(),
-        _ => Map::from_iter([("arguments".to_owned(), Value::from(call.arguments.clone()))]),
-    };
+    let arguments = partial_json::object(&call.arguments);
     json!({ "id": call.id, "function": { "index": index, "name": call.name, "arguments": arguments } })
 }

@@ -11,6 +11,7 @@ use crate::call::Call;
 use crate::dialects::openai::embeddings::shorten;
 use crate::embedding::EmbeddingTask;
 use crate::error::ApiError;
+use crate::operation::caller::TokenNeed;
 
 /// The most texts of a request.
 const MAX_TEXTS: usize = 2048;
@@ -47,7 +48,7 @@ pub(super) async fn embed(call: Call) -> Result<Json<Value>, ApiError> {
     }
     let count: usize = tokens.iter().map(Vec::len).sum();
     keep.apply(&call.app, &served);
-    let usage = call.caller.begin()?;
+    let usage = call.caller.begin(TokenNeed::exact(count))?;
     let mut vectors = match tokens.is_empty() {
         true => Vec::new(),
         false => served.embed(EmbeddingTask::Embed, tokens).await?,
@@ -77,8 +78,8 @@ pub(super) async fn embeddings(call: Call) -> Result<Json<Value>, ApiError> {
         return Ok(Json(json!({ "embedding": [] })));
     }
     let tokens = text_tokens(&served.model, text)?;
-    let usage = call.caller.begin()?;
     let count = tokens.len();
+    let usage = call.caller.begin(TokenNeed::exact(count))?;
     let vectors = served.embed(EmbeddingTask::Embed, vec![tokens]).await?;
     usage.charge(count);
     Ok(Json(json!({ "embedding": vectors.first() })))

@@ -13,6 +13,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::model::ServedModel;
 use crate::openapi::schema::{any_of, filled_list, token, with};
+use crate::operation::caller::TokenNeed;
 
 /// The most texts of a request.
 const MAX_TEXTS: usize = 2048;
@@ -28,8 +29,8 @@ pub async fn embeddings(call: Call) -> Result<Response, ApiError> {
         return Err(fields.error("dimensions", format!("is {wanted}; the model's embeddings have {width}")));
     }
     let texts = inputs(&fields, "input", &served)?;
-    let usage = call.caller.begin()?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
+    let usage = call.caller.begin(TokenNeed::exact(tokens))?;
     let mut vectors = served.embed(EmbeddingTask::Embed, texts).await?;
     usage.charge(tokens);
     if let Some(dimensions) = dimensions {

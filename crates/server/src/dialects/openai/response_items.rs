@@ -81,6 +81,10 @@ impl ResponseItem {
             object.insert("status".to_owned(), status.into());
             match self {
                 ResponseItem::Call { call, .. } => {
+                    // A stop string may have cut it.
+                    if serde_json::from_str::<Value>(&call.arguments).is_err() {
+                        object.insert("status".to_owned(), "incomplete".into());
+                    }
                     object.insert("arguments".to_owned(), call.arguments.clone().into());
                 }
                 item => {

@@ -9,7 +9,7 @@ use super::response_items::ResponseItem;
 use super::response_object::{ResponseObject, is_cut};
 use super::usage::Usage;
 use crate::call::new_id;
-use crate::generation::{Delta, Done, GenerationEvent, ToolCallPiece, WholeToolCall};
+use crate::generation::{AnswerPart, Delta, Done, GenerationEvent, ToolCallPiece, WholeToolCall};
 use crate::model::ServedModel;
 use crate::running::Running;
 use crate::stream::{StreamBuffer, StreamEncoder};
@@ -106,26 +106,32 @@ impl ResponseStream {
         self.send("response.output_item.done", done, out);
     }
 
-    fn delta(&mut self, delta: Delta, out: &mut StreamBuffer) {
-        if !delta.reasoning.is_empty() {
-            let open = self.items.last().filter(|_| self.is_open);
-            if !matches!(open, Some(ResponseItem::Reasoning { .. })) {
-                self.open(ResponseItem::Reasoning { id: new_id("rs_"), text: String::new() }, out);
-            }
-            if let Some(ResponseItem::Reasoning { text, .. }) = self.items.last_mut() {
-                text.push_str(&delta.reasoning);
-            }
-            self.send_item("response.reasoning_text.delta", json!({ "delta": delta.reasoning }), out);
-        }
+    fn delta(&mut self, delta: &Delta, out: &mut StreamBuffer) {
         let reported = logprobs::is_reported(&self.served, delta.token);
-        let token = delta.logprobs.filter(|_| reported && delta.reasoning.is_empty());
-        let token = token.map(|found| logprobs::token(&self.served, delta.token, &found));
-        if !delta.text.is_empty() || (token.is_some() && delta.tool_calls.is_empty()) {
-            self.text(&delta.text, token.into_iter().collect(), out);
+        let token = delta.logprobs.as_ref().filter(|_| reported && delta.reasoning.is_empty());
+        let token = token.map(|found| logprobs::token(&self.served, delta.token, found));
+        let mut found: Vec<Value> = token.into_iter().collect();
+        for part in delta.parts() {
+            match part {
+                AnswerPart::Reasoning(text) => self.reasoning(&text, out),
+                AnswerPart::Text(text) => self.text(&text, std::mem::take(&mut found), out),
+                AnswerPart::ToolCall(piece) => self.tool_call(piece, out),
+            }
         }
-        for piece in delta.tool_calls {
-            self.tool_call(piece, out);
+        if !found.is_empty() && delta.tool_calls.is_empty() {
+            self.text("", found, out);
         }
+    }
+
+    fn reasoning(&mut self, new: &str, out: &mut StreamBuffer) {
+        let open = self.items.last().filter(|_| self.is_open);
+        if !matches!(open, Some(ResponseItem::Reasoning { .. })) {
+            self.open(ResponseItem::Reasoning { id: new_id("rs_"), text: String::new() }, out);
+        }
+        if let Some(ResponseItem::Reasoning { text, .. }) = self.items.last_mut() {
+            text.push_str(new);
+        }
+        self.send_item("response.reasoning_text.delta", json!({ "delta": new }), out);
     }
 
     fn text(&mut self, new: &str, found: Vec<Value>, out: &mut StreamBuffer) {
@@ -184,7 +190,7 @@ impl StreamEncoder for ResponseStream {
 
     fn event(&mut self, event: GenerationEvent, out: &mut StreamBuffer) {
         match event {
-            GenerationEvent::Delta(delta) => self.delta(delta, out),
+            GenerationEvent::Delta(delta) => self.delta(&delta, out),
             GenerationEvent::Done(done) => self.done(&done, out),
             GenerationEvent::Failed(error) => {
                 let response = self.object.failed(&error, &self.items);

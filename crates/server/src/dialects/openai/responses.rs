@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
+use serde_json::Value;
 
 use super::logprobs::MAX_TOP_LOGPROBS;
 use super::request_fields::{check_stream, priority, shares_prefix, sse_ping};
@@ -17,7 +18,7 @@ use crate::constraint::Constraint;
 use crate::dialects::{format_fields, sampling_fields};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::generation::{ChatPrompt, Choice, Generation, Prompt, ReasoningEffort};
+use crate::generation::{AnswerSection, ChatPrompt, Choice, Generation, Prompt, ReasoningEffort};
 use crate::model::ServedModel;
 use crate::prompt::ends_with_assistant;
 use crate::stream::{self, StreamFormat};
@@ -46,7 +47,7 @@ pub async fn responses(call: Call) -> Result<Response, ApiError> {
 }
 
 /// The schema of the body.
-pub(crate) fn request_schema() -> serde_json::Value {
+pub(crate) fn request_schema() -> Value {
     super::schemas::response_request()
 }
 
@@ -115,26 +116,31 @@ fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
     })
 }
 
-/// The items of a complete answer.
+/// The items of a complete answer, in the order of generation.
 fn items(served: &ServedModel, choice: &Choice) -> Vec<ResponseItem> {
+    let tokens = choice.tokens.iter().filter(|(token, _)| logprobs::is_reported(served, *token));
+    let mut found: Vec<Value> =
+        tokens.filter_map(|(token, found)| Some(logprobs::token(served, *token, found.as_ref()?))).collect();
     let mut items = Vec::new();
-    if !choice.reasoning.is_empty() {
-        items.push(ResponseItem::Reasoning { id: new_id("rs_"), text: choice.reasoning.clone() });
-    }
-    if !choice.text.is_empty() || choice.tool_calls.is_empty() {
-        let tokens = choice.tokens.iter().filter(|(token, _)| logprobs::is_reported(served, *token));
-        let logprobs =
-            tokens.filter_map(|(token, found)| Some(logprobs::token(served, *token, found.as_ref()?)));
-        items.push(ResponseItem::Message {
-            id: new_id("msg_"),
-            text: choice.text.clone(),
-            logprobs: logprobs.collect(),
+    for section in &choice.sections {
+        items.extend(match section {
+            AnswerSection::Reasoning(text) => {
+                Some(ResponseItem::Reasoning { id: new_id("rs_"), text: text.clone() })
+            }
+            AnswerSection::Text(text) => Some(message(text, std::mem::take(&mut found))),
+            AnswerSection::ToolCall(number) => {
+                let call = choice.tool_calls.get(*number).cloned();
+                call.map(|call| ResponseItem::Call { id: new_id("fc_"), call })
+            }
         });
     }
-    let call = |call: &crate::generation::WholeToolCall| ResponseItem::Call {
-        id: new_id("fc_"),
-        call: call.clone(),
-    };
-    items.extend(choice.tool_calls.iter().map(call));
+    // An answer without text has an empty one.
+    if items.is_empty() {
+        items.push(message("", found));
+    }
     items
+}
+
+fn message(text: &str, logprobs: Vec<Value>) -> ResponseItem {
+    ResponseItem::Message { id: new_id("msg_"), text: text.to_owned(), logprobs }
 }
