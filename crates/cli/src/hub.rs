@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_models::hub::{
@@ -15,6 +16,14 @@ use crate::{interrupt, size};
 
 fn temporary_folder() -> Outcome<TempDir> {
     tempfile::tempdir().map_err(|error| Failure::Message(format!("no temporary folder: {error}")))
+}
+
+/// Waits before the hub is asked again; of a wait that is felt, the user is told.
+fn tell_and_sleep(wait: Duration) {
+    if wait >= Duration::from_secs(5) {
+        note!("quadriga: the hub is asked again in {} s", wait.as_secs());
+    }
+    std::thread::sleep(wait);
 }
 
 /// How models are got.
@@ -32,7 +41,8 @@ pub(crate) type Fits<'a> = dyn Fn(&Path) -> Outcome<bool> + 'a;
 impl HubAccess<'_> {
     pub(crate) fn settings(&self) -> Outcome<HubSettings> {
         let settings = HubSettings::from_environment(self.cache)?;
-        Ok(HubSettings { offline: settings.offline || self.offline, ..settings })
+        let pause = if self.quiet { settings.pause } else { tell_and_sleep };
+        Ok(HubSettings { offline: settings.offline || self.offline, pause, ..settings })
     }
 
     pub(crate) fn cache(&self) -> Outcome<ModelCache> {
@@ -80,7 +90,15 @@ impl HubAccess<'_> {
 
     /// Gets a model, or what is missing of it, and returns its path.
     pub(crate) fn pull(&self, name: &RepositoryName, fits: &Fits<'_>) -> Outcome<PathBuf> {
-        let hub = Hub::new(self.settings()?)?;
+        let settings = self.settings()?;
+        if settings.offline {
+            let found = ModelCache::new(&settings.cache, &settings.shared_caches).find(name)?;
+            let file = found.and_then(|model| model.files.into_iter().next());
+            return file
+                .map(|file| file.path)
+                .ok_or_else(|| HubError::Offline { repository: name.path() }.into());
+        }
+        let hub = Hub::new(settings)?;
         let listing = hub.list(name)?;
         let choice = self.choose(&hub, name, &listing, fits)?;
         if !self.quiet {

@@ -62,6 +62,9 @@ fn a_model_is_pulled_listed_run_shown_and_removed() {
     assert!(list.contains("org/tiny-GGUF:Q4_0") && !list.contains("Q8_0"), "{list}");
     let shown = hub.run(&["show", "org/tiny-GGUF:Q4_0"]).success().out;
     assert!(shown.contains("sha256") && shown.contains("llama"), "{shown}");
+    let offline = output(hub.command(&["pull", "org/tiny-GGUF:q4_0"]).env("HF_HUB_OFFLINE", "1")).success();
+    assert_eq!(offline.out, pulled.out);
+    output(hub.command(&["pull", "org/other"]).env("HF_HUB_OFFLINE", "1")).failed(1, &["not in the cache"]);
     // What is in the cache needs no hub.
     hub.fake.requests();
     let flags = ["-n", "4", "--temp", "0", "-q", "hi"];

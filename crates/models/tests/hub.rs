@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use fake_hub::{COMMIT, FakeHub, Faults, hexadecimal};
 use quadriga_models::hub::{
-    Hub, HubError, HubResult, HubSettings, Listing, PullStage, RepositoryName, choices,
+    Hub, HubError, HubResult, HubSettings, Listing, PullStage, RemoteChecksum, RepositoryName, choices,
 };
 use sha2::Digest;
 
@@ -332,4 +332,75 @@ fn the_header_of_a_model_is_enough_to_plan_it() {
     let file = quadriga_gguf::File::open(path).unwrap();
     assert_eq!(file.tensor("output_norm.weight").unwrap().byte_len(), 4 << 20);
     assert_eq!(file.byte_len(), model.len() as u64);
+}
+
+#[test]
+fn the_list_may_name_a_checksum_twice_and_no_impossible_size() {
+    let (folder, sum) = (tempfile::tempdir().unwrap(), "ab".repeat(32));
+    let text = format!(
+        r#"{{"sha":"{COMMIT}","siblings":[{{"rfilename":"m.gguf","lfs":{{"oid":"{sum}","sha256":"{sum}","size":9}}}}]}}"#
+    );
+    let listing = Listing::from_json("a/b", "url", text.as_bytes()).unwrap();
+    assert_eq!(listing.files[0].checksum, Some(RemoteChecksum::Sha256(sum)));
+    let fake = FakeHub::new(&[(MODEL, "m.gguf", &bytes(100))]);
+    fake.set_faults(Faults { size: Some(1_000_000_000_000_000_000), ..Faults::default() });
+    let error = pull(&open(settings(&fake, folder.path())), MODEL).unwrap_err().to_string();
+    assert!(error.contains("m.gguf") && error.contains("1000000000000000000"), "{error}");
+}
+
+#[test]
+fn a_server_that_asks_for_hours_is_an_error_with_the_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let fake = FakeHub::new(&[(MODEL, "config.json", b"{}")]);
+    let own = HubSettings { pause: |_| panic!("waited"), ..settings(&fake, folder.path()) };
+    for status in [429, 503] {
+        fake.set_faults(Faults { status: (99, status, "86400"), ..Faults::default() });
+        let error = pull(&open(own.clone()), MODEL).unwrap_err();
+        assert!(matches!(error, HubError::Busy { seconds: 86_400, most: 60, .. }), "{error}");
+    }
+}
+
+/// What is on the disk while a download runs is what a process that is killed leaves.
+#[test]
+fn a_download_that_is_killed_is_continued() {
+    let (model, folder) = (bytes(5_000), tempfile::tempdir().unwrap());
+    let fake = FakeHub::new(&[(MODEL, "m.gguf", &model)]);
+    // One part stops after 100 bytes, and the other four arrive meanwhile.
+    fake.set_faults(Faults { stall: (1, 100), ..Faults::default() });
+    let (first, killed) = (folder.path().join("first"), folder.path().join("killed"));
+    let own = HubSettings { connections: 2, attempts: 1, ..settings(&fake, &first) };
+    let hub = open(HubSettings { stall: Duration::from_secs(60), ..own });
+    let name = name(MODEL);
+    let listing = hub.list(&name).unwrap();
+    let stopped = hub.pull(&name, &listing, &listing.files, &mut |progress| {
+        if progress.bytes < 4_100 {
+            return ControlFlow::Continue(());
+        }
+        fs::create_dir_all(killed.join("blobs")).unwrap();
+        // The state first: it may be older than the data, never newer.
+        for end in [".state", ".partial"] {
+            for entry in fs::read_dir(first.join("blobs")).unwrap().flatten() {
+                if entry.file_name().to_string_lossy().ends_with(end) {
+                    fs::copy(entry.path(), killed.join("blobs").join(entry.file_name())).unwrap();
+                }
+            }
+        }
+        fake.set_faults(Faults { release: true, ..Faults::default() });
+        ControlFlow::Break(())
+    });
+    assert!(matches!(stopped, Err(HubError::Cancelled)), "{stopped:?}");
+    fake.set_faults(Faults::default());
+    fake.requests();
+    let paths = pull(&open(settings(&fake, &killed)), MODEL).unwrap();
+    assert_eq!(fs::read(&paths[0]).unwrap(), model);
+    let requests = fake.requests();
+    let ranges = requests.iter().filter(|request| request.storage).map(|request| &request.headers["range"]);
+    let asked: u64 = ranges
+        .map(|range| {
+            let (first, last) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
+            last.parse::<u64>().unwrap() + 1 - first.parse::<u64>().unwrap()
+        })
+        .sum();
+    // What was not saved yet is less than a part per thread.
+    assert!(asked > 0 && asked <= 3_000, "{asked} bytes again");
 }

@@ -14,8 +14,10 @@ use super::http::{AttemptError, Http, HttpAnswer, cut, plain};
 
 /// How often progress is reported.
 const REPORT: Duration = Duration::from_millis(100);
-/// The bytes after which the state of a part is saved.
+/// The bytes of all parts after which the state is saved, or those of a part if that has less.
 const SAVE_AFTER: u64 = 8 << 20;
+/// The most parts of a file.
+const MAX_PARTS: u64 = 1 << 16;
 
 /// What to download, and where to.
 pub(super) struct Download<'a> {
@@ -43,9 +45,15 @@ struct PartialState {
 }
 
 impl PartialState {
+    /// Parts of this size, or of a larger one if there were too many.
     fn new(bytes: u64, part_bytes: u64) -> PartialState {
-        let parts = usize::try_from(bytes.div_ceil(part_bytes.max(1))).unwrap_or(0);
+        let part_bytes = part_bytes.max(bytes.div_ceil(MAX_PARTS)).max(1);
+        let parts = PartialState::part_count(bytes, part_bytes).unwrap_or(0);
         PartialState { bytes, part_bytes, etag: None, done: vec![0; parts] }
+    }
+
+    fn part_count(bytes: u64, part_bytes: u64) -> Option<usize> {
+        usize::try_from(bytes.div_ceil(part_bytes.max(1))).ok()
     }
 
     /// First byte and length of a part.
@@ -55,10 +63,9 @@ impl PartialState {
     }
 
     fn is_valid(&self, bytes: u64) -> bool {
-        let fresh = PartialState::new(bytes, self.part_bytes);
         self.bytes == bytes
             && self.part_bytes > 0
-            && fresh.done.len() == self.done.len()
+            && PartialState::part_count(bytes, self.part_bytes) == Some(self.done.len())
             && self.done.iter().enumerate().all(|(index, done)| *done <= self.part(index).1)
     }
 }
@@ -73,6 +80,10 @@ struct Shared {
     /// Whether the server sends the whole file whatever part is asked for.
     no_ranges: AtomicBool,
     state_path: PathBuf,
+    /// Bytes written since the state was saved.
+    unsaved: AtomicU64,
+    /// Held by the thread that saves.
+    saving: Mutex<()>,
 }
 
 impl Shared {
@@ -90,10 +101,30 @@ impl Shared {
         Some(part)
     }
 
-    /// Saves the state; failing to is no error, since the download would only start anew.
-    fn save(&self) {
-        let state = self.state();
-        let text = serde_json::to_string(&*state).unwrap_or_default();
+    /// Saves the state after the data that it is about, so that a process that is killed loses no more than a little; failing
+    /// to is no error, since the download would only start anew.
+    fn save(&self, output: &File) {
+        let _saving = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
+        self.save_locked(output);
+    }
+
+    /// The same, unless another thread is about it.
+    fn save_sometimes(&self, output: &File, added: u64, after: u64) {
+        if self.unsaved.fetch_add(added, Ordering::Relaxed) + added < after {
+            return;
+        }
+        if let Ok(_saving) = self.saving.try_lock() {
+            self.unsaved.store(0, Ordering::Relaxed);
+            self.save_locked(output);
+        }
+    }
+
+    fn save_locked(&self, output: &File) {
+        // What is written while the data are synced is not part of it.
+        let text = serde_json::to_string(&*self.state()).unwrap_or_default();
+        if output.sync_data().is_err() {
+            return;
+        }
         let temporary = self.state_path.with_extension("state.tmp");
         if fs::write(&temporary, text).is_ok() {
             let _ = fs::rename(&temporary, &self.state_path);
@@ -125,6 +156,8 @@ impl Download<'_> {
             stop: AtomicBool::new(false),
             no_ranges: AtomicBool::new(false),
             state_path: state_path(self.path),
+            unsaved: AtomicU64::new(0),
+            saving: Mutex::new(()),
         };
         let parts = shared.state().done.len();
         let result = self.in_parallel(&shared, self.connections.clamp(1, parts.max(1)), progress);
@@ -141,7 +174,7 @@ impl Download<'_> {
         if matches!(result, Err(HubError::Changed { .. })) {
             let _ = fs::remove_file(&shared.state_path); // What is there is of another content.
         } else {
-            shared.save();
+            shared.save(&output);
         }
         result?;
         output.sync_all().map_err(io_error("sync", self.path))
@@ -197,7 +230,7 @@ impl Download<'_> {
                     Ok(()) => break,
                     Err(AttemptError::Final(error)) => return Err(error),
                     Err(AttemptError::Retry { error, wait }) => {
-                        shared.save();
+                        shared.save(&output);
                         // A server that sends something each time gets as many attempts as it needs.
                         failures =
                             if shared.total.load(Ordering::Relaxed) > before { 1 } else { failures + 1 };
@@ -238,7 +271,6 @@ impl Download<'_> {
         }
         output.seek(SeekFrom::Start(start + at)).map_err(io_error("write", self.path))?;
         let mut buffer = vec![0; 256 << 10];
-        let mut unsaved = 0;
         while at < length {
             if shared.stop.load(Ordering::Relaxed) {
                 return Err(HubError::Cancelled.into());
@@ -256,15 +288,11 @@ impl Download<'_> {
             let written = output.write_all(buffer.get(..count).unwrap_or_default());
             written.map_err(io_error("write", self.path))?;
             at += count as u64;
-            unsaved += count as u64;
             if let Some(done) = shared.state().done.get_mut(part) {
                 *done = at;
             }
             shared.total.fetch_add(count as u64, Ordering::Relaxed);
-            if unsaved >= SAVE_AFTER {
-                shared.save();
-                unsaved = 0;
-            }
+            shared.save_sometimes(output, count as u64, SAVE_AFTER.min(self.part_bytes));
         }
         Ok(())
     }

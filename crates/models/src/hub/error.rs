@@ -33,6 +33,11 @@ pub enum HubError {
         "{url}: too many requests (HTTP 429), also after {attempts} attempts; try again later, or set HF_TOKEN"
     )]
     RateLimited { url: String, attempts: u32 },
+    #[error(
+        "{url}: the server is busy and asks to wait {seconds} s (HTTP {status}), longer than the {most} s that are waited; \
+         try again then, or set HF_TOKEN"
+    )]
+    Busy { url: String, status: u16, seconds: u64, most: u64 },
     #[error("{url}: HTTP {status}")]
     Status { url: String, status: u16 },
     #[error("{url}: {reason}; a proxy is named by HTTPS_PROXY, another hub by HF_ENDPOINT")]

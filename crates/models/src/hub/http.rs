@@ -11,8 +11,8 @@ use super::settings::HubSettings;
 
 /// The most redirects of one request.
 const MAX_REDIRECTS: usize = 8;
-/// The longest wait that a server can ask for.
-const MAX_WAIT: Duration = Duration::from_secs(300);
+/// The longest wait that a server can ask for; one that asks for more is asked again by the user.
+const MAX_WAIT: Duration = Duration::from_secs(60);
 /// The time to establish a connection.
 const CONNECT: Duration = Duration::from_secs(20);
 /// The longest answer that is read into memory.
@@ -195,6 +195,10 @@ impl Http {
                 HubError::Denied { repository: what.to_owned(), status, advice }.into()
             }
             404 | 410 => HubError::NotFound { what: what.to_owned() }.into(),
+            status if retry_after(answer).is_some_and(|wait| wait > MAX_WAIT) => {
+                let seconds = retry_after(answer).unwrap_or_default().as_secs();
+                HubError::Busy { url, status, seconds, most: MAX_WAIT.as_secs() }.into()
+            }
             429 => AttemptError::Retry {
                 error: HubError::RateLimited { url, attempts: self.settings.attempts },
                 wait: retry_after(answer),

@@ -35,6 +35,9 @@ pub enum RemoteChecksum {
     GitBlob(String),
 }
 
+/// More bytes than any file of a model has; that many files of this size can be added up.
+const MAX_FILE: u64 = 1 << 42;
+
 #[derive(Deserialize)]
 struct ModelAnswer {
     sha: String,
@@ -55,8 +58,9 @@ struct Sibling {
 
 #[derive(Deserialize)]
 struct LargeFile {
-    #[serde(alias = "oid")]
     sha256: Option<String>,
+    /// The same, by the name that other answers of the hub give it.
+    oid: Option<String>,
     size: Option<u64>,
 }
 
@@ -70,7 +74,7 @@ impl Listing {
         }
         let files = answer.siblings.into_iter().map(|file| {
             let large = file.lfs.as_ref();
-            let sha256 = large.and_then(|large| large.sha256.clone());
+            let sha256 = large.and_then(|large| large.sha256.clone().or_else(|| large.oid.clone()));
             let sha256 = sha256.map(|sum| sum.trim_start_matches("sha256:").to_ascii_lowercase());
             if let Some(sum) = sha256.as_ref().filter(|sum| !is_hexadecimal(sum, 64)) {
                 return Err(wrong(format!(
@@ -84,6 +88,10 @@ impl Listing {
             let Some(bytes) = bytes else {
                 return Err(wrong(format!("{} has no size", file.rfilename)));
             };
+            if bytes > MAX_FILE {
+                let name = &file.rfilename;
+                return Err(wrong(format!("{name} has a size of {bytes} bytes, more than any model")));
+            }
             Ok(RemoteFile { name: file.rfilename, bytes, checksum })
         });
         let files = files.collect::<HubResult<_>>()?;

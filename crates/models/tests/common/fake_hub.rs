@@ -19,6 +19,8 @@ pub struct Faults {
     pub cut: (u32, usize),
     /// So many answers with content stop after so many bytes, and the connection stays open.
     pub stall: (u32, usize),
+    /// Answers that have stopped end.
+    pub release: bool,
     /// So many requests for content get this status and this `Retry-After`.
     pub status: (u32, u16, &'static str),
     /// Ranges are ignored: every answer has the whole file.
@@ -31,6 +33,8 @@ pub struct Faults {
     pub token: Option<&'static str>,
     /// Another `ETag` than before.
     pub etag: Option<&'static str>,
+    /// The size of every large file in the list, in place of the true one.
+    pub size: Option<u64>,
     /// Redirects lead to this address instead.
     pub redirect: Option<String>,
 }
@@ -167,7 +171,7 @@ fn hub(stream: &TcpStream, state: &Mutex<State>, request: &Request, storage: &st
             .files
             .iter()
             .filter(|(own, ..)| own == repository)
-            .map(|(_, name, content)| listed(name, content))
+            .map(|(_, name, content)| listed(name, content, state.faults.size))
             .collect();
         if files.is_empty() {
             return plain(stream, 404, "", "{\"error\":\"Repository not found\"}");
@@ -184,8 +188,8 @@ fn hub(stream: &TcpStream, state: &Mutex<State>, request: &Request, storage: &st
 }
 
 /// A file as the API lists it: large ones with a SHA-256, small ones with the id of a Git blob.
-fn listed(name: &str, content: &[u8]) -> String {
-    let size = content.len();
+fn listed(name: &str, content: &[u8], size: Option<u64>) -> String {
+    let size = size.unwrap_or(content.len() as u64);
     let name = name.replace('\\', "\\\\");
     if name.ends_with(".gguf") || name.ends_with(".safetensors") {
         let sum = hexadecimal(&sha2::Sha256::digest(content));
@@ -261,8 +265,14 @@ fn content(mut stream: &TcpStream, state: &Mutex<State>, request: &Request) -> b
         return false;
     }
     if stall {
-        // Until the client gives up.
-        let _ = stream.read(&mut [0]);
+        // Until the client gives up, or the test has seen enough.
+        let _ = stream.set_read_timeout(Some(std::time::Duration::from_millis(20)));
+        let waits = |result: std::io::Result<usize>| {
+            result.is_err_and(|error| {
+                matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)
+            })
+        };
+        while waits(stream.read(&mut [0])) && !state.lock().unwrap().faults.release {}
         return false;
     }
     true
