@@ -78,8 +78,15 @@ impl From<quadriga_models::Error> for Failure {
     fn from(error: quadriga_models::Error) -> Failure {
         match error {
             quadriga_models::Error::Model(error) => error.into(),
+            quadriga_models::Error::Output(error) => error.into(),
             error => Failure::Message(error.to_string()),
         }
+    }
+}
+
+impl From<quadriga_models::OutputIsInput> for Failure {
+    fn from(error: quadriga_models::OutputIsInput) -> Failure {
+        Failure::Usage(error.to_string())
     }
 }
 

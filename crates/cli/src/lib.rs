@@ -34,6 +34,7 @@ mod llama_options;
 mod lora;
 mod model_argument;
 mod model_options;
+mod output_check;
 mod penalty_options;
 mod piped_input;
 mod placement_options;

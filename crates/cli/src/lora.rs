@@ -1,6 +1,6 @@
 //! LoRA adapters on the command line: `FILE` or `FILE=SCALE`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use quadriga_gguf::File;
 use quadriga_llm::Adapter;
@@ -16,6 +16,19 @@ fn parse(text: &str) -> Outcome<(&str, f32)> {
             _ => Err(Failure::Usage(format!("--lora {text}: the scale {scale:?} is not a number"))),
         },
     }
+}
+
+/// The files of adapters; of a folder, all that are in it.
+pub(crate) fn files(arguments: &[String]) -> Outcome<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for text in arguments {
+        let path = Path::new(parse(text)?.0);
+        match std::fs::read_dir(path) {
+            Ok(entries) => files.extend(entries.flatten().map(|entry| entry.path())),
+            Err(_) => files.push(path.to_owned()),
+        }
+    }
+    Ok(files)
 }
 
 /// Opens adapters for a model.

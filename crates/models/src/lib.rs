@@ -16,8 +16,10 @@ mod error;
 pub mod hub;
 pub mod importance;
 pub mod lora;
+mod output_path;
 pub mod quality;
 pub mod quantize;
 pub mod shards;
 
 pub use error::{Error, Result};
+pub use output_path::{OutputIsInput, check_output};

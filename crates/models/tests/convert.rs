@@ -11,7 +11,9 @@ use std::path::Path;
 use model_folder::{TestTensor, llama_config, llama_tensors, safetensors, write};
 use quadriga_gguf::File;
 use quadriga_graph::{DType, blocks};
-use quadriga_models::convert::{ConvertError, ConvertOptions, TargetType, convert};
+use quadriga_models::convert::{
+    ConvertError, ConvertOptions, TargetType, convert, parse_header, parse_tokenizer_json,
+};
 use quadriga_models::quantize::quantize_rows;
 use serde_json::{Value, json};
 
@@ -209,6 +211,7 @@ fn what_is_missing_or_unknown_is_named_and_no_file_is_left() {
             "num_hidden_layers",
         ),
         ("layers", &|config, _| config["num_hidden_layers"] = 3.into(), "blk.2."),
+        ("fewer", &|config, _| config["num_hidden_layers"] = 1.into(), "model.layers.1."),
         ("huge", &|config, _| config["num_hidden_layers"] = 2_000_000.into(), "num_hidden_layers"),
         ("heads", &|config, _| config["num_attention_heads"] = 3.into(), "heads"),
         ("negative", &|config, _| config["hidden_size"] = (-8).into(), "hidden_size"),
@@ -228,6 +231,8 @@ fn what_is_missing_or_unknown_is_named_and_no_file_is_left() {
             &|_, tensors| tensors.push(TestTensor::new("model.layers.0.mlp.router.weight", &[8, 8])),
             "mlp.router",
         ),
+        ("not finite", &|_, tensors| tensors[4].values[3] = f32::NAN, "blk.0.ffn_norm.weight"),
+        ("infinite", &|_, tensors| tensors[0].values[9] = f32::INFINITY, "token_embd.weight"),
         (
             "shape",
             &|_, tensors| {
@@ -284,4 +289,92 @@ fn a_cancelled_conversion_leaves_the_old_file() {
     assert!(matches!(cancelled, Err(ConvertError::Cancelled)));
     assert_eq!(fs::read(&output).unwrap(), b"old");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5);
+}
+
+#[test]
+fn text_that_would_be_changed_is_refused_by_name() {
+    let file = |normalizer: &str, prefix: bool, model: &str| {
+        parse_tokenizer_json(
+            &serde_json::from_str(&format!(
+                r#"{{"normalizer":{normalizer},"model":{model},
+            "pre_tokenizer":{{"type":"ByteLevel","add_prefix_space":{prefix}}}}}"#
+            ))
+            .unwrap(),
+            "tokenizer.json",
+        )
+    };
+    let bytes = r#"{"type":"BPE","vocab":{"a":0},"merges":[]}"#;
+    let unigram = r#"{"type":"Unigram","unk_id":0,"vocab":[["a",0.0]]}"#;
+    let pieces = r#"{"type":"WordPiece","vocab":{"a":0}}"#;
+    let replace = r#"{"type":"Replace","pattern":{"String":"x"},"content":"y"}"#;
+    for (normalizer, prefix, model, part) in [
+        (r#"{"type":"Lowercase"}"#, false, bytes, "Lowercase"),
+        (r#"{"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"Strip"}]}"#, false, bytes, "Strip"),
+        (r#"{"type":"NFKC"}"#, false, bytes, "NFKC"),
+        (replace, false, bytes, "Replace of \"x\" by \"y\""),
+        (replace, false, unigram, "Replace of"),
+        (r#"{"type":"Lowercase"}"#, false, unigram, "Lowercase"),
+        (r#"{"type":"Lowercase"}"#, false, pieces, "Lowercase"),
+        ("null", true, bytes, "add_prefix_space"),
+    ] {
+        let error = file(normalizer, prefix, model).unwrap_err().to_string();
+        assert!(error.contains(part) && error.contains("not supported"), "{normalizer}: {error}");
+    }
+    assert_eq!(file("null", false, bytes).unwrap().notes, [""; 0]);
+    // As llama.cpp does it, with a word about it.
+    let composed = file(r#"{"type":"NFC"}"#, false, bytes).unwrap();
+    assert!(matches!(composed.notes.as_slice(), [note] if note.contains("NFC")), "{:?}", composed.notes);
+    let usual = r#"{"type":"Sequence","normalizers":[{"type":"Precompiled","precompiled_charsmap":"AAEC"},
+        {"type":"Strip"},{"type":"Replace","pattern":{"Regex":" {2,}"},"content":"▁"}]}"#;
+    assert!(file(usual, false, unigram).is_ok());
+}
+
+#[test]
+fn values_that_f16_cannot_hold_are_refused_and_fit_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut tensors = llama_tensors();
+    let up = tensors.iter_mut().find(|tensor| tensor.name.ends_with("1.mlp.up_proj.weight")).unwrap();
+    up.values[2 * 8 + 1] = -70_000.0;
+    write(folder.path(), &llama_config(), &tensors, "F32");
+    let error = run(folder.path(), &options("F16")).unwrap_err();
+    assert!(
+        matches!(&error, ConvertError::Overflow { tensor, row: 2, .. } if tensor == "blk.1.ffn_up.weight")
+    );
+    assert!(error.to_string().contains("BF16 or F32"), "{error}");
+    assert!(!folder.path().join("out.gguf").exists());
+    run(folder.path(), &options("BF16")).unwrap();
+    assert_eq!(values(&run(folder.path(), &options("F32")).unwrap(), "blk.1.ffn_up.weight")[17], -70_000.0);
+}
+
+#[test]
+fn layers_that_predict_further_tokens_are_left_out_where_the_configuration_has_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = llama_config();
+    config["num_hidden_layers"] = 1.into();
+    config["num_nextn_predict_layers"] = 1.into();
+    write(folder.path(), &config, &llama_tensors(), "F32");
+    assert_eq!(run(folder.path(), &options("F32")).unwrap().tensor_count(), 3 + 9);
+}
+
+#[test]
+fn a_name_that_appears_twice_is_refused() {
+    let header = r#"{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"w":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#;
+    let error = parse_header(header.as_bytes(), header.len() as u64 + 16, "m.safetensors").unwrap_err();
+    assert!(error.to_string().contains("\"w\"") && error.to_string().contains("twice"), "{error}");
+}
+
+#[test]
+fn files_of_the_source_are_not_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &llama_config(), &llama_tensors(), "F32");
+    for name in ["model.safetensors", "config.json", "tokenizer.json"] {
+        let output = folder.path().join(name);
+        let before = fs::read(&output).unwrap();
+        let converted = convert(folder.path(), &output, &options("F32"), &mut |_| ControlFlow::Continue(()));
+        assert!(matches!(converted, Err(ConvertError::Output(_))), "{name}");
+        assert_eq!(fs::read(&output).unwrap(), before);
+    }
+    // The result of an earlier conversion may be.
+    run(folder.path(), &options("F32")).unwrap();
+    run(folder.path(), &options("F16")).unwrap();
 }

@@ -5,12 +5,15 @@ use std::path::{Path, PathBuf};
 
 use quadriga_gguf::File;
 use quadriga_llm::{Engine, EngineOptions};
+use quadriga_models::check_output;
 use quadriga_models::quality::{TensorError, TextComparison, compare_tensors, compare_texts, error_page};
 use quadriga_view::format::plural;
 
 use super::perplexity::{first_chunks, read_text};
+use crate::atomic_file::AtomicFile;
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
+use crate::output_check::{check_folder, model_files};
 use crate::{interrupt, values};
 
 /// Arguments of `quadriga compare`.
@@ -44,6 +47,11 @@ pub(crate) struct CompareArgs {
 
 /// Compares texts and tensors.
 pub(crate) fn compare(arguments: &CompareArgs) -> Outcome {
+    if let Some(html) = &arguments.html {
+        let models = [&arguments.reference, &arguments.other].into_iter().flat_map(|path| model_files(path));
+        check_output(html, models.chain(arguments.file.clone()))?;
+        check_folder(html)?;
+    }
     let text = match &arguments.file {
         Some(path) => Some(judge(
             &arguments.model,
@@ -57,7 +65,7 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Outcome {
     if let Some(path) = &arguments.html {
         let title = format!("{} against {}", arguments.other.display(), arguments.reference.display());
         let page = error_page(&title, text.as_ref(), &tensors);
-        std::fs::write(path, page).map_err(|error| Failure::file("write", path, &error))?;
+        AtomicFile::write_text(path, &page)?;
     }
     let mut out = std::io::stdout().lock();
     if arguments.json {

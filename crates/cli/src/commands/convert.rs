@@ -19,7 +19,7 @@ pub(crate) struct ConvertArgs {
     #[arg(value_name = "FOLDER|REPO", required_unless_present = "classes")]
     model: Option<String>,
     /// GGUF file to write
-    #[arg(short, long, value_name = "FILE", required_unless_present = "classes")]
+    #[arg(short, long, alias = "outfile", value_name = "FILE", required_unless_present = "classes")]
     output: Option<PathBuf>,
     /// Type of the matrices [default: that of the safetensors files]
     #[arg(long = "type", alias = "outtype", value_name = "TYPE", value_parser = target)]
@@ -93,6 +93,7 @@ pub(crate) fn convert(arguments: &ConvertArgs) -> Outcome {
     bar.finish_and_clear();
     let report = converted?;
     if !arguments.quiet {
+        report.notes.iter().for_each(|text| note!("quadriga: {text}"));
         let file = File::open(output)?;
         let summary = Summary::of(&file);
         let types: Vec<String> = summary.types.iter().map(|total| total.dtype.to_string()).collect();

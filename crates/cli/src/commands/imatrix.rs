@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 
 use quadriga_llm::EngineOptions;
+use quadriga_models::check_output;
 use quadriga_models::importance::{ImportanceMatrix, collect};
 use quadriga_view::format::plural;
 
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
+use crate::output_check::{check_folder, model_files};
 use crate::{interrupt, piped_input, values};
 
 /// Arguments of `quadriga imatrix`.
@@ -43,6 +45,9 @@ pub(crate) struct ImatrixArgs {
 
 /// Computes, merges and writes.
 pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
+    let model = arguments.model.file().map(model_files).unwrap_or_default();
+    check_output(&arguments.output, arguments.file.iter().chain(&model))?;
+    check_folder(&arguments.output)?;
     let mut merged: Option<ImportanceMatrix> = None;
     let mut add = |path: &PathBuf| -> Outcome {
         let matrix = ImportanceMatrix::read(path)?;
@@ -54,7 +59,8 @@ pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
     };
     arguments.in_file.iter().try_for_each(&mut add)?;
     let mut done = 0;
-    if arguments.resume && arguments.output.exists() {
+    let resumed = arguments.resume && arguments.output.exists();
+    if resumed {
         let matrix = ImportanceMatrix::read(&arguments.output)?;
         done = matrix.chunk_count as usize;
         merged = Some(matrix);
@@ -71,9 +77,17 @@ pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
     };
     let bytes = std::fs::read(text_file).map_err(|error| Failure::file("read", text_file, &error))?;
     let text = piped_input::text(bytes, &text_file.display().to_string())?;
+    let name = text_file.display().to_string();
+    if let Some(matrix) = merged.as_ref().filter(|_| resumed) {
+        matrix.check_resumable(&text, &name, arguments.chunk_size, &arguments.output)?;
+    }
     let options =
         EngineOptions { output_rows: usize::MAX, context: arguments.chunk_size, ..arguments.model.engine() };
     let prepared = arguments.model.prepare(&options)?;
+    if let Some(matrix) = &merged {
+        let path = if resumed { Some(&arguments.output) } else { arguments.in_file.first() };
+        matrix.check_model(prepared.model.file(), path.unwrap_or(&arguments.output))?;
+    }
     let tokens = prepared.model.tokenizer()?.encode(&text, false);
     let skipped = (arguments.from_chunk + done).saturating_mul(arguments.chunk_size).min(tokens.len());
     let mut rest = tokens.get(skipped..).unwrap_or_default();
@@ -89,16 +103,17 @@ pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
     let ctrl_c = interrupt::catch();
     let total = rest.len() / arguments.chunk_size;
     let with_earlier = |matrix: ImportanceMatrix| -> Outcome<ImportanceMatrix> {
-        Ok(match &merged {
+        let mut sum = match &merged {
             Some(earlier) => {
                 let mut sum = earlier.clone();
                 sum.merge(&matrix)?;
                 sum
             }
             None => matrix,
-        })
+        };
+        sum.text = Some(ImportanceMatrix::text_id(&text));
+        Ok(sum)
     };
-    let name = text_file.display().to_string();
     let mut failed = None;
     let matrix = collect(&mut engine, rest, arguments.chunk_size, &name, &mut |chunk, matrix| {
         if !arguments.model.quiet {

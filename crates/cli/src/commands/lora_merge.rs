@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_gguf::File;
+use quadriga_models::check_output;
 use quadriga_models::lora::{self, LoraError};
 
 use crate::failure::{Failure, Outcome};
@@ -29,6 +30,8 @@ pub(crate) struct LoraArgs {
 
 /// Merges the adapters.
 pub(crate) fn lora(arguments: &LoraArgs) -> Outcome {
+    let adapter_files = crate::lora::files(&arguments.lora)?;
+    check_output(&arguments.output, adapter_files.iter().chain([&arguments.model]))?;
     let adapters = crate::lora::open(&arguments.lora, &File::open(&arguments.model)?)?;
     let ctrl_c = interrupt::catch();
     let bar = if arguments.quiet { ProgressBar::hidden() } else { ProgressBar::new(0) };

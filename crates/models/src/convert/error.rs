@@ -44,6 +44,14 @@ pub enum ConvertError {
     Gguf(#[from] quadriga_gguf::Error),
     #[error(transparent)]
     Model(#[from] quadriga_llm::Error),
+    #[error(transparent)]
+    Output(#[from] crate::OutputIsInput),
+    #[error("tensor {tensor:?} has values that are not finite (first in row {row}): the files are damaged")]
+    NotFinite { tensor: String, row: usize },
+    #[error(
+        "tensor {tensor:?} has the value {value} in row {row}, beyond the 65504 of F16; convert to BF16 or F32"
+    )]
+    Overflow { tensor: String, row: usize, value: f32 },
     #[error("cancelled")]
     Cancelled,
 }

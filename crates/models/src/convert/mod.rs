@@ -20,7 +20,7 @@ mod tokenizer;
 mod write;
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub use self::config::Config;
 pub use self::encode::TargetType;
@@ -78,6 +78,8 @@ pub struct ConvertReport {
     pub architecture: &'static str,
     /// The number of tensors.
     pub tensors: usize,
+    /// What the user should know about the result.
+    pub notes: Vec<String>,
 }
 
 /// A function that is told of progress; returning `Break` ends the conversion and leaves no file.
@@ -99,10 +101,20 @@ pub fn convert(
     options: &ConvertOptions,
     observer: &mut ConvertObserver<'_>,
 ) -> ConvertResult<ConvertReport> {
-    let plan = ConversionPlan::new(folder, options)?;
-    let report = ConvertReport { architecture: plan.architecture, tensors: plan.tensors.len() };
+    crate::check_output(output, sources(folder))?;
+    let mut plan = ConversionPlan::new(folder, options)?;
+    let notes = std::mem::take(&mut plan.notes);
+    let report = ConvertReport { architecture: plan.architecture, tensors: plan.tensors.len(), notes };
     write::write(plan, output, options, observer)?;
     Ok(report)
+}
+
+/// The files of a folder, and of those in it; GGUF files are results of earlier conversions.
+fn sources(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let list = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path());
+    let inner = move |path: PathBuf| if path.is_dir() { list(&path).collect() } else { vec![path] };
+    let all = list(folder).flat_map(inner);
+    all.filter(|path| path.extension().is_none_or(|end| end != "gguf"))
 }
 
 /// The classes of `config.json` that can be converted, with the architecture of each.

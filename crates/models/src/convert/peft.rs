@@ -87,6 +87,10 @@ pub(crate) fn read_peft(path: &Path, model: &File) -> ConvertResult<File> {
         }
         let b = read(&store, &module.b, &file)?;
         let factor = config.factor(&module.name, rank) as f32;
+        if !factor.is_finite() {
+            let reason = format!("the factor of module {:?} is not finite", module.name);
+            return Err(invalid(folder.join(CONFIG).display().to_string(), "lora_alpha", reason));
+        }
         let mut rows = Vec::with_capacity(origin.rows.len() * rank);
         for row in &origin.rows {
             let row = b.get(row * rank..(row + 1) * rank).unwrap_or_default();

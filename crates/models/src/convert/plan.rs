@@ -15,7 +15,7 @@ use super::error::{ConvertError, ConvertResult, invalid, io_error};
 use super::families::{self, Family};
 use super::output::OutputTensor;
 use super::source::TensorStore;
-use super::tokenizer;
+use super::tokenizer::{self, TokenizerKeys};
 use super::{ConvertOptions, safetensors::SafeType};
 
 /// More layers than any model has.
@@ -52,6 +52,8 @@ pub(super) struct ConversionPlan {
     pub(super) keys: Vec<(String, OwnedValue)>,
     pub(super) tensors: Vec<(OutputTensor, DType)>,
     pub(super) store: TensorStore,
+    /// What the user should know about the result.
+    pub(super) notes: Vec<String>,
 }
 
 impl ConversionPlan {
@@ -80,11 +82,15 @@ impl ConversionPlan {
         }
         let embedding = store.find(&format!("{prefix}{}", family.embedding))?;
         let rows = embedding.map_or(0, |embedding| embedding.rows());
-        let (vocabulary, tokens) = match options.vocabulary {
+        let TokenizerKeys { keys: vocabulary, tokens, notes } = match options.vocabulary {
             true => {
                 tokenizer::keys(folder, &config, family.architecture, rows, options.pre_tokenizer.as_deref())?
             }
-            false => (vec![("tokenizer.ggml.model".to_owned(), "no_vocab".into())], rows),
+            false => TokenizerKeys {
+                keys: vec![("tokenizer.ggml.model".to_owned(), "no_vocab".into())],
+                tokens: rows,
+                notes: Vec::new(),
+            },
         };
         let cut = family.cuts_embedding && tokens < rows;
         let mut builder = FileBuilder {
@@ -104,7 +110,9 @@ impl ConversionPlan {
         for layer in 0..layers {
             (family.layer)(&mut builder, layer)?;
         }
-        ignore(family, &store, prefix, layers);
+        // Layers behind those of the text model, which predict further tokens.
+        let further = config.find_count(&["num_nextn_predict_layers"])?.unwrap_or(0);
+        ignore(family, &store, prefix, layers..layers.saturating_add(further));
         if let Some(name) = store.unused() {
             let architecture = family.architecture.to_owned();
             return Err(ConvertError::UnknownTensor { name: name.to_owned(), architecture });
@@ -125,7 +133,7 @@ impl ConversionPlan {
         drop(builder);
         let specs = check(family.architecture, &keys, &tensors, options.vocabulary)?;
         let tensors = target.assign(family.architecture, &keys, tensors, &specs);
-        Ok(ConversionPlan { architecture: family.architecture, keys, tensors, store })
+        Ok(ConversionPlan { architecture: family.architecture, keys, tensors, store, notes })
     }
 }
 
@@ -229,17 +237,16 @@ fn heads(config: &Config) -> ConvertResult<(usize, usize)> {
     Ok((heads, own.unwrap_or(heads)))
 }
 
-/// Marks the tensors that are not converted.
-fn ignore(family: &Family, store: &TensorStore, prefix: &str, layers: usize) {
+/// Marks the tensors that are not converted, among them those of the layers `further`.
+fn ignore(family: &Family, store: &TensorStore, prefix: &str, further: std::ops::Range<usize>) {
     let names: Vec<String> = store.names().map(str::to_owned).collect();
     for name in names {
         let behind = name.strip_prefix(prefix).unwrap_or(&name);
         let own = family.ignored.iter().any(|start| behind.starts_with(start) || name.starts_with(start));
-        // Layers that predict further tokens.
         let layer =
             behind.strip_prefix("layers.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
-        if own || IGNORED.iter().any(|part| name.contains(part)) || layer.is_some_and(|layer| layer >= layers)
-        {
+        let is_further = layer.is_some_and(|layer| further.contains(&layer));
+        if own || IGNORED.iter().any(|part| name.contains(part)) || is_further {
             store.ignore(&name);
         }
     }

@@ -135,13 +135,38 @@ impl SafetensorsFile {
     }
 }
 
+/// The members of an object in their order; a name can be there twice, of which a map would keep one.
+struct Entries(Vec<(String, serde_json::Value)>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Entries, D::Error> {
+        struct Members;
+        impl<'de> serde::de::Visitor<'de> for Members {
+            type Value = Entries;
+
+            fn expecting(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                out.write_str("an object")
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Entries(entries))
+            }
+        }
+        deserializer.deserialize_map(Members)
+    }
+}
+
 /// Checks the JSON of a header for a file of `length` bytes; `file` names it in errors.
 pub fn parse_header(header: &[u8], length: u64, file: &str) -> ConvertResult<BTreeMap<String, SafeTensor>> {
-    let object: serde_json::Map<String, serde_json::Value> =
+    let Entries(entries) =
         serde_json::from_slice(header).map_err(|error| invalid(file, "header", error.to_string()))?;
     let data = header.len() as u64 + 8;
     let mut tensors = BTreeMap::new();
-    for (name, entry) in object {
+    for (name, entry) in entries {
         if name == "__metadata__" {
             continue;
         }
@@ -168,8 +193,10 @@ pub fn parse_header(header: &[u8], length: u64, file: &str) -> ConvertResult<BTr
                 "byte {end} of the data is behind the end of the file (incomplete download?)"
             )));
         }
-        tensors
-            .insert(name, SafeTensor { dtype, shape: entry.shape, start: data + begin, bytes: end - begin });
+        let tensor = SafeTensor { dtype, shape: entry.shape, start: data + begin, bytes: end - begin };
+        if tensors.insert(name, tensor).is_some() {
+            return Err(wrong("the name appears twice in the header".to_owned()));
+        }
     }
     Ok(tensors)
 }

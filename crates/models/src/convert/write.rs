@@ -14,6 +14,7 @@ use super::output::{OutputTensor, ReadBuffers};
 use super::plan::ConversionPlan;
 use super::source::TensorStore;
 use super::{ConvertObserver, ConvertOptions, ConvertProgress};
+use crate::quantize::{first_beyond_f16, first_not_finite};
 
 /// Elements of a piece that one thread converts.
 const MAX_PIECE: usize = 1 << 22;
@@ -24,6 +25,20 @@ struct Progress<'o, 'f> {
     done: u64,
     total: u64,
     cancelled: bool,
+    /// What is wrong with the source.
+    failure: Option<ConvertError>,
+}
+
+/// Why a piece could not be converted.
+enum PieceError {
+    Io(io::Error),
+    Value(ConvertError),
+}
+
+impl From<io::Error> for PieceError {
+    fn from(error: io::Error) -> PieceError {
+        PieceError::Io(error)
+    }
 }
 
 /// Writes the file.
@@ -36,7 +51,7 @@ pub(super) fn write(
     let ConversionPlan { keys, tensors, store, .. } = plan;
     let elements = |tensor: &OutputTensor| tensor.dims.iter().product::<usize>() as u64;
     let total = tensors.iter().map(|(tensor, _)| elements(tensor)).sum();
-    let progress = RefCell::new(Progress { observer, done: 0, total, cancelled: false });
+    let progress = RefCell::new(Progress { observer, done: 0, total, cancelled: false, failure: None });
     let mut writer = Writer::new();
     for (key, value) in keys {
         writer.set(&key, value)?;
@@ -50,6 +65,9 @@ pub(super) fn write(
         })?;
     }
     let written = writer.write(output);
+    if let Some(failure) = progress.borrow_mut().failure.take() {
+        return Err(failure);
+    }
     match written {
         Err(_) if progress.borrow().cancelled => Err(ConvertError::Cancelled),
         written => Ok(written?),
@@ -76,7 +94,7 @@ fn write_tensor(
     let mut buffers: Vec<ReadBuffers> = (0..threads).map(|_| ReadBuffers::default()).collect();
     let mut first = 0;
     while first < rows {
-        let results: Vec<io::Result<Vec<u8>>> = std::thread::scope(|scope| {
+        let results: Vec<Result<Vec<u8>, PieceError>> = std::thread::scope(|scope| {
             let mut running = Vec::new();
             for (thread, buffers) in buffers.iter_mut().enumerate() {
                 let start = first + thread * piece;
@@ -87,16 +105,25 @@ fn write_tensor(
                 running.push(scope.spawn(move || {
                     let mut values = vec![0.0; count * length];
                     tensor.read_rows(store, start, &mut values, buffers)?;
+                    check(&tensor.name, dtype, start, &values, length).map_err(PieceError::Value)?;
                     let mut bytes = vec![0; count * row_bytes];
                     encode(dtype, exact, &values, length, &mut bytes)?;
                     Ok(bytes)
                 }));
             }
             let failed = || io::Error::other("a thread of the conversion failed");
-            running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(failed()))).collect()
+            running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(failed().into()))).collect()
         });
         for bytes in results {
-            let bytes = bytes?;
+            let bytes = match bytes {
+                Ok(bytes) => bytes,
+                Err(PieceError::Io(error)) => return Err(error),
+                Err(PieceError::Value(failure)) => {
+                    let error = io::Error::new(io::ErrorKind::InvalidData, failure.to_string());
+                    progress.borrow_mut().failure = Some(failure);
+                    return Err(error);
+                }
+            };
             out.write_all(&bytes)?;
             let count = (bytes.len() / row_bytes.max(1)) as u64;
             first += count as usize;
@@ -110,4 +137,17 @@ fn write_tensor(
         }
     }
     Ok(())
+}
+
+/// An error for values that are not finite, or that F16 cannot hold.
+fn check(name: &str, dtype: DType, start: usize, values: &[f32], length: usize) -> ConvertResult<()> {
+    let row = |place: usize| start + place / length;
+    let tensor = || name.to_owned();
+    if let Some(place) = first_not_finite(values) {
+        return Err(ConvertError::NotFinite { tensor: tensor(), row: row(place) });
+    }
+    match first_beyond_f16(values).filter(|_| dtype == DType::F16) {
+        Some((place, value)) => Err(ConvertError::Overflow { tensor: tensor(), row: row(place), value }),
+        None => Ok(()),
+    }
 }

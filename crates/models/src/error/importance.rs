@@ -15,6 +15,8 @@ pub enum ImportanceError {
         "the importance matrices of tensor {tensor:?} have {ours} and {theirs} numbers: they belong to different models"
     )]
     Merge { tensor: String, ours: usize, theirs: usize },
+    #[error("{} cannot be continued: it is of {what}; choose another file with -o", path.display())]
+    OtherText { path: PathBuf, what: String },
     #[error("the text has {found} tokens; one chunk needs {expected}")]
     ShortText { found: usize, expected: usize },
     #[error(

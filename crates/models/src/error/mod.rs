@@ -32,6 +32,9 @@ pub enum Error {
     /// An importance matrix could not be read, merged or computed.
     #[error(transparent)]
     Importance(#[from] ImportanceError),
+    /// The output is one of the inputs.
+    #[error(transparent)]
+    Output(#[from] crate::OutputIsInput),
     /// A model could not be got from a hub.
     #[error(transparent)]
     Hub(#[from] crate::hub::HubError),

@@ -25,6 +25,8 @@ pub enum QuantizeError {
     TensorType { text: String, reason: String },
     #[error("{text:?} is not KEY=TYPE:VALUE: {reason}")]
     Override { text: String, reason: String },
+    #[error("the value for {key} does not fit in its type in the input, {kind}")]
+    OverrideType { key: String, kind: quadriga_gguf::ValueType },
     #[error(
         "the importance matrix has {found} numbers for tensor {tensor:?}, which has {expected} columns in {matrices} \
          matrices: it was computed with another model"
@@ -40,6 +42,12 @@ pub enum QuantizeError {
     TooSmall { smallest: u64, limit: u64 },
     #[error("--keep-split needs an output name that ends in .gguf, not {}", path.display())]
     SplitName { path: PathBuf },
+    #[error(
+        "tensor {tensor:?} has the value {value} in row {row}, beyond the 65504 of F16; choose BF16 or F32 for it"
+    )]
+    Overflow { tensor: String, row: usize, value: f32 },
+    #[error("cannot {action} {}: {source}", path.display())]
+    Part { action: &'static str, path: PathBuf, source: std::io::Error },
     #[error("cancelled")]
     Cancelled,
 }

@@ -252,5 +252,6 @@ fn matrix(collected: &Mutex<Collected>, chunks: usize, chunk: usize, dataset: &s
         datasets: vec![dataset.to_owned()],
         chunk_count: chunks as u32,
         chunk_size: chunk as u32,
+        text: None,
     }
 }

@@ -13,6 +13,8 @@ use crate::error::{ImportanceError, Result};
 /// The suffixes of the two tensors that a GGUF file has for each weight.
 const SUMS: &str = ".in_sum2";
 const COUNTS: &str = ".counts";
+/// The key of what tells the text from others.
+const TEXT: &str = "quadriga.imatrix.text";
 
 impl ImportanceMatrix {
     /// Reads a file, GGUF or the older format.
@@ -42,6 +44,7 @@ impl ImportanceMatrix {
                 .collect(),
             chunk_count: file.find("imatrix.chunk_count")?.unwrap_or_default(),
             chunk_size: file.find("imatrix.chunk_size")?.unwrap_or_default(),
+            text: file.find::<&str>(TEXT)?.map(str::to_owned),
             entries: BTreeMap::new(),
         };
         for tensor in file.tensors() {
@@ -88,6 +91,9 @@ impl ImportanceMatrix {
         writer.set("imatrix.datasets", datasets)?;
         writer.set("imatrix.chunk_count", self.chunk_count)?;
         writer.set("imatrix.chunk_size", self.chunk_size)?;
+        if let Some(text) = &self.text {
+            writer.set(TEXT, text.as_str())?;
+        }
         for (name, entry) in &self.entries {
             let matrices = entry.counts.len().max(1);
             let shape = [matrices, entry.sums.len() / matrices];

@@ -1,6 +1,9 @@
 //! The importance matrix of a model.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+
+use quadriga_gguf::File;
 
 use crate::error::{ImportanceError, Result};
 
@@ -24,9 +27,68 @@ pub struct ImportanceMatrix {
     pub chunk_count: u32,
     /// Tokens of a chunk.
     pub chunk_size: u32,
+    /// What tells the text from others ([`text_id`](ImportanceMatrix::text_id)); `None` for several texts, and in files of other
+    /// programs.
+    pub text: Option<String>,
 }
 
 impl ImportanceMatrix {
+    /// A number, as hexadecimal digits, that differs between texts.
+    pub fn text_id(text: &str) -> String {
+        // The hash FNV-1a: it needs to be the same everywhere, not to withstand an attack.
+        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        format!("{hash:016x}")
+    }
+
+    /// An error unless the entries are those of weights of this model, with as many columns.
+    pub fn check_model(&self, model: &File, path: &Path) -> Result<()> {
+        for (name, entry) in &self.entries {
+            let place = || format!("weight {name:?}");
+            let wrong =
+                |reason: String| ImportanceError::Format { path: path.to_owned(), place: place(), reason };
+            let Some(tensor) = model.find_tensor(name) else {
+                return Err(wrong(
+                    "the model has no such weight: the file belongs to another model".to_owned(),
+                )
+                .into());
+            };
+            let (columns, matrices) = match tensor.shape().dims() {
+                [outer @ .., _, columns] => (*columns, outer.iter().product()),
+                _ => (1, 1),
+            };
+            let found = entry.sums.len();
+            // Files of the older format may have one row for all experts.
+            if found != columns && found != columns * matrices {
+                return Err(wrong(format!(
+                    "{found} numbers, but the weight has {columns} columns: the file belongs to another model"
+                ))
+                .into());
+            }
+        }
+        Ok(())
+    }
+
+    /// An error unless chunks of this text and size can be added to those that the file at `path` has.
+    pub fn check_resumable(&self, text: &str, dataset: &str, chunk: usize, path: &Path) -> Result<()> {
+        let other = |what: String| ImportanceError::OtherText { path: path.to_owned(), what };
+        let same = match &self.text {
+            Some(id) => *id == ImportanceMatrix::text_id(text),
+            // Files of other programs have no more than a name.
+            None => self.datasets.len() == 1 && self.datasets.iter().any(|name| name == dataset),
+        };
+        if !same {
+            let name = self.datasets.first().map_or("", String::as_str);
+            return Err(other(format!("the text {name:?}, which is not the content of {dataset:?}")).into());
+        }
+        match self.chunk_size as usize {
+            0 => Ok(()),
+            size if size == chunk => Ok(()),
+            size => Err(other(format!("chunks of {size} tokens, not {chunk}")).into()),
+        }
+    }
+
     /// Adds the sums of another matrix of the same model.
     pub fn merge(&mut self, other: &ImportanceMatrix) -> Result<()> {
         for (name, theirs) in &other.entries {
@@ -48,6 +110,9 @@ impl ImportanceMatrix {
             if !self.datasets.contains(name) {
                 self.datasets.push(name.clone());
             }
+        }
+        if self.text != other.text {
+            self.text = None;
         }
         self.chunk_count = self.chunk_count.saturating_add(other.chunk_count);
         self.chunk_size = self.chunk_size.max(other.chunk_size);

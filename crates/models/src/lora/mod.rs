@@ -35,8 +35,10 @@ pub enum LoraError {
         "{name} is {dtype}, to which this program cannot quantize; convert the model to another type first"
     )]
     Type { name: String, dtype: DType },
-    #[error("{} is the model itself; name another file", path.display())]
-    SameFile { path: PathBuf },
+    #[error(transparent)]
+    Output(#[from] crate::OutputIsInput),
+    #[error("{}: the adapter's alpha or scale makes factors that are not finite: the file is damaged", path.display())]
+    Factor { path: PathBuf },
     #[error("the elements of {name} cannot be read: {reason}")]
     Elements { name: String, reason: String },
     #[error("cancelled")]
@@ -55,10 +57,12 @@ pub enum LoraError {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn open(path: &Path, scale: f32, model: &File) -> Result<Adapter, LoraError> {
-    match is_peft(path) {
-        true => Ok(Adapter::from_file(&read_peft(path, model)?, scale)?),
-        false => Ok(Adapter::open(path, scale)?),
-    }
+    let adapter = match is_peft(path) {
+        true => Adapter::from_file(&read_peft(path, model)?, scale)?,
+        false => Adapter::open(path, scale)?,
+    };
+    let finite = adapter.pairs().all(|(_, pair)| adapter.factor(pair).is_finite());
+    if finite { Ok(adapter) } else { Err(LoraError::Factor { path: path.to_owned() }) }
 }
 
 /// The elements of a matrix as f32.
@@ -128,11 +132,7 @@ pub fn merge(
             return Err(LoraError::MissingTensor { name: name.to_owned() });
         }
     }
-    if let Ok(target) = std::fs::canonicalize(output)
-        && file.paths().any(|part| std::fs::canonicalize(part).is_ok_and(|part| part == target))
-    {
-        return Err(LoraError::SameFile { path: output.to_owned() });
-    }
+    crate::check_output(output, file.paths())?;
     let (total, cancelled, mut changed) = (file.tensor_count(), Cell::new(false), 0);
     let progress = RefCell::new(progress);
     let mut writer = Writer::new();

@@ -116,12 +116,24 @@ pub fn parse_override(text: &str) -> Result<(String, OwnedValue), QuantizeError>
     if key.is_empty() {
         return Err(wrong("there is no key before ="));
     }
+    if key.starts_with("split.") {
+        return Err(wrong("the keys of split.* are those of a model's parts, and follow from them"));
+    }
     let value: OwnedValue = match kind {
-        "int" => value.parse::<i64>().map_err(|_| wrong("the value is not an integer"))?.into(),
+        "int" => integer(value.parse().map_err(|_| wrong("the value is not an integer"))?),
         "float" => value.parse::<f64>().map_err(|_| wrong("the value is not a number"))?.into(),
         "bool" => value.parse::<bool>().map_err(|_| wrong("the value must be true or false"))?.into(),
         "str" => value.into(),
         _ => return Err(wrong("the type must be int, float, bool or str")),
     };
     Ok((key.to_owned(), value))
+}
+
+/// An integer in the type that keys of files mostly have: 32 bits, without a sign where there is none.
+fn integer(number: i64) -> OwnedValue {
+    match (u32::try_from(number), i32::try_from(number)) {
+        (Ok(number), _) => number.into(),
+        (_, Ok(number)) => number.into(),
+        _ => number.into(),
+    }
 }

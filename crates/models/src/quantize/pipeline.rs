@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use quadriga_gguf::{File, Tensor};
+use quadriga_graph::DType;
 
 use super::kernels::quantize_rows;
 use super::plan::{QuantizePlan, TensorPlan};
@@ -94,6 +95,12 @@ impl<'a> Work<'a> {
         }
         let Buffers { raw, values } = buffers;
         self.reader.values(tensor, chunk.rows.clone(), raw, values)?;
+        if plan.to == DType::F16
+            && let Some((place, value)) = first_beyond_f16(values)
+        {
+            let row = chunk.rows.start + place / row_len.max(1);
+            return Err(QuantizeError::Overflow { tensor: plan.name.clone(), row, value });
+        }
         let importance = self.importance.get(chunk.tensor).and_then(Option::as_ref);
         let columns = |all: &'_ Vec<f32>| {
             all.get(chunk.matrix * row_len..(chunk.matrix + 1) * row_len).map(<[f32]>::to_vec)
@@ -103,6 +110,17 @@ impl<'a> Work<'a> {
         quantize_rows(plan.to, values, row_len, importance.as_deref(), &mut bytes).map_err(unable)?;
         Ok(Quantized(bytes))
     }
+}
+
+/// The first value that F16 can only hold as an infinity.
+pub(crate) fn first_beyond_f16(values: &[f32]) -> Option<(usize, f32)> {
+    /// Halfway between the largest number and what would be the next.
+    const BEYOND: f32 = 65520.0;
+    let most = values.iter().fold(0f32, |most, value| most.max(value.abs()));
+    if most < BEYOND {
+        return None;
+    }
+    values.iter().copied().enumerate().find(|(_, value)| value.abs() >= BEYOND)
 }
 
 /// Σ (a − b)² and Σ a², each column weighted by its importance.

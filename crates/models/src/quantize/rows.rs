@@ -97,7 +97,7 @@ pub(crate) fn dequantize(
 }
 
 /// The index of the first value that is infinite or NaN.
-fn first_not_finite(values: &[f32]) -> Option<usize> {
+pub(crate) fn first_not_finite(values: &[f32]) -> Option<usize> {
     const INFINITE: u32 = 0x7f80_0000;
     // Compared as integers: a maximum that the compiler can vectorize.
     let most = values.iter().fold(0, |most: u32, value| most.max(value.to_bits() & 0x7fff_ffff));

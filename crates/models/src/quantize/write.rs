@@ -32,7 +32,23 @@ pub struct QuantizeHooks<'h> {
     pub cancelled: &'h (dyn Fn() -> bool + Sync),
 }
 
-/// Quantizes `file` to `output`, by a plan. The output appears under its name when it is complete.
+/// The files that [`quantize_file`] writes: the output, or with `keep_split` its parts. An error if one of them is an input.
+pub fn output_paths(
+    file: &File,
+    output: &Path,
+    options: &QuantizeOptions,
+    importance: Option<&Path>,
+) -> Result<Vec<PathBuf>> {
+    let parts = if options.keep_split { file.part_count() } else { 1 };
+    let paths = (0..parts).map(|part| part_path(output, part, parts)).collect::<Result<Vec<_>>>()?;
+    for path in &paths {
+        crate::check_output(path, file.paths().chain(importance))?;
+    }
+    Ok(paths)
+}
+
+/// Quantizes `file` to `output`, by a plan. The output appears under its name when it is complete; of several parts, the first
+/// gets its name when all are complete.
 pub fn quantize_file(
     file: &File,
     output: &Path,
@@ -45,12 +61,14 @@ pub fn quantize_file(
     let weighted: Vec<bool> = columns.iter().map(Option::is_some).collect();
     let work = Work::new(file, plan, columns)?;
     let counts = work.chunk_counts();
-    let parts = if options.keep_split { file.part_count() } else { 1 };
+    let paths = output_paths(file, output, options, importance.map(|(_, path)| path))?;
+    let parts = paths.len();
+    let waiting = if parts > 1 { Some(WaitingParts::new(&paths)?) } else { None };
     let part_of: Vec<usize> =
         file.tensors().map(|tensor| if parts > 1 { tensor.part() } else { 0 }).collect();
     let metadata = metadata(file, options, importance)?;
     run(&work, options.thread_count(), options.memory, hooks.cancelled, |results| {
-        for part in 0..parts {
+        for (part, path) in paths.iter().enumerate() {
             let failure = Mutex::new(None);
             let progress = Mutex::new(&mut *hooks.progress);
             let mut writer = if file.is_powerinfer() { Writer::powerinfer() } else { Writer::new() };
@@ -78,15 +96,49 @@ pub fn quantize_file(
                     Ok(())
                 })?;
             }
-            let path = part_path(output, part, parts)?;
-            let written = writer.write(&path);
+            let written = match &waiting {
+                Some(waiting) => writer.write(waiting.path(path)),
+                None => writer.write(path),
+            };
             if let Ok(Some(error)) = failure.into_inner() {
                 return Err(Error::Quantize(error));
             }
             written?;
         }
-        Ok(())
+        match waiting {
+            Some(waiting) => Ok(waiting.publish(&paths)?),
+            None => Ok(()),
+        }
     })
+}
+
+/// Parts that are complete, in a folder that is removed with what is still in it.
+struct WaitingParts {
+    folder: tempfile::TempDir,
+}
+
+impl WaitingParts {
+    fn new(paths: &[PathBuf]) -> Result<WaitingParts, QuantizeError> {
+        let beside = paths.first().and_then(|path| path.parent());
+        let beside = beside.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder = tempfile::Builder::new().prefix(".split.tmp").tempdir_in(beside);
+        let failed =
+            |source| QuantizeError::Part { action: "create a folder in", path: beside.to_owned(), source };
+        Ok(WaitingParts { folder: folder.map_err(failed)? })
+    }
+
+    fn path(&self, part: &Path) -> PathBuf {
+        self.folder.path().join(part.file_name().unwrap_or_default())
+    }
+
+    /// Gives the parts their names.
+    fn publish(self, paths: &[PathBuf]) -> Result<(), QuantizeError> {
+        for path in paths {
+            let failed = |source| QuantizeError::Part { action: "rename", path: path.clone(), source };
+            std::fs::rename(self.path(path), path).map_err(failed)?;
+        }
+        Ok(())
+    }
 }
 
 fn write_tensor(
@@ -153,10 +205,11 @@ fn metadata(
         changed.push(("quantize.imatrix.chunks_count".to_owned(), matrix.chunk_count.into()));
     }
     for (key, value) in &options.overrides {
-        // A number takes the type that the key has in the input.
+        // A value takes the type that the key has in the input.
         let value = match file.value(key) {
-            Some(old) => convert(value, old.kind()).unwrap_or_else(|| value.clone()),
-            None => value.clone(),
+            Some(old) if old.kind() != value.value().kind() => convert(value, old.kind())
+                .ok_or_else(|| QuantizeError::OverrideType { key: key.clone(), kind: old.kind() })?,
+            _ => value.clone(),
         };
         changed.retain(|(other, _)| other != key);
         changed.push((key.clone(), value));
@@ -189,6 +242,8 @@ fn convert(value: &OwnedValue, kind: quadriga_gguf::ValueType) -> Option<OwnedVa
             ValueType::I32 => i32::try_from(number).ok()?.into(),
             ValueType::U64 => u64::try_from(number).ok()?.into(),
             ValueType::I64 => i64::try_from(number).ok()?.into(),
+            ValueType::F32 => (number as f32).into(),
+            ValueType::F64 => (number as f64).into(),
             _ => return None,
         });
     }

@@ -33,8 +33,8 @@ pub enum ShardError {
     TooManyParts { count: usize },
     #[error("parts of {max} bytes are too small for tensor {name:?} of {bytes} bytes; allow more")]
     LargeTensor { name: String, bytes: u64, max: u64 },
-    #[error("{} is a part of the model that would be overwritten; name another file", path.display())]
-    SameFile { path: PathBuf },
+    #[error(transparent)]
+    Output(#[from] crate::OutputIsInput),
 }
 
 /// Where to cut.
@@ -105,6 +105,12 @@ pub fn split(input: &Path, prefix: &Path, limits: &SplitLimits) -> ShardResult<V
         let path = path.to_owned();
         move |source| ShardError::Io { action, path, source }
     };
+    let paths: Vec<PathBuf> = (1..=count)
+        .map(|number| {
+            SplitName { folder: folder.to_owned(), prefix: name.clone(), number, count }.path_of(number)
+        })
+        .collect();
+    paths.iter().try_for_each(|path| crate::check_output(path, [input]))?;
     let work = tempfile::Builder::new()
         .prefix(".split.tmp")
         .tempdir_in(folder)
@@ -130,7 +136,6 @@ pub fn split(input: &Path, prefix: &Path, limits: &SplitLimits) -> ShardResult<V
         }
         writer.write(named(work.path(), number))?;
     }
-    let paths: Vec<PathBuf> = (1..=count).map(|number| named(folder, number)).collect();
     for (number, path) in (1..).zip(&paths) {
         fs::rename(named(work.path(), number), path).map_err(io("rename", path))?;
     }
@@ -143,11 +148,7 @@ pub fn merge(input: &Path, output: &Path) -> ShardResult<()> {
     if file.part_count() == 1 && file.value("split.count").is_none() {
         return Err(ShardError::NotSplit { path: input.to_owned() });
     }
-    if let Ok(target) = fs::canonicalize(output)
-        && file.paths().any(|part| fs::canonicalize(part).is_ok_and(|part| part == target))
-    {
-        return Err(ShardError::SameFile { path: output.to_owned() });
-    }
+    crate::check_output(output, file.paths())?;
     let mut writer = Writer::new();
     for (key, value) in file.metadata().filter(|(key, _)| !SPLIT_KEYS.contains(key)) {
         writer.set(key, value)?;

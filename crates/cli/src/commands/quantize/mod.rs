@@ -7,13 +7,16 @@ use std::time::Instant;
 
 use quadriga_gguf::File;
 use quadriga_graph::DType;
+use quadriga_models::check_output;
 use quadriga_models::importance::ImportanceMatrix;
 use quadriga_models::quantize::{
     FileType, FitBasis, QuantizeHooks, QuantizeOptions, QuantizePlan, TensorType, WrittenTensor, fit,
-    parse_override, parse_type, quantize_file,
+    output_paths, parse_override, parse_type, quantize_file,
 };
 
+use crate::commands::perplexity::read_text;
 use crate::failure::{Failure, Outcome};
+use crate::output_check::check_folder;
 use crate::{interrupt, size, values};
 
 /// Arguments of `quadriga quantize`.
@@ -184,6 +187,15 @@ pub(crate) fn quantize(arguments: &QuantizeArgs) -> Outcome {
     let target = arguments.target()?;
     let options = arguments.options(&target)?;
     let file = File::open(&arguments.input)?;
+    let paths = output_paths(&file, &target.output, &options, arguments.imatrix.as_deref())?;
+    let read = arguments.check_text.iter().chain(&arguments.tensor_type_file);
+    for path in &paths {
+        check_output(path, read.clone())?;
+        check_folder(path)?;
+    }
+    if let Some(path) = &arguments.check_text {
+        read_text(path)?;
+    }
     let matrix = arguments.imatrix.as_deref().map(ImportanceMatrix::read).transpose()?;
     let plan = match arguments.fit {
         Some(size) => fit_plan(arguments, &target, &file, &options, matrix.as_ref(), size)?,
@@ -197,6 +209,9 @@ pub(crate) fn quantize(arguments: &QuantizeArgs) -> Outcome {
     }
     let importance = matrix.as_ref().zip(arguments.imatrix.as_deref());
     write(arguments, &file, &target, &plan, &options, importance)?;
+    if paths.len() > 1 && !arguments.quiet {
+        paths.iter().for_each(|path| note!("wrote {}", path.display()));
+    }
     if arguments.no_check || options.keep_split {
         return Ok(());
     }

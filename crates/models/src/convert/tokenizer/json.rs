@@ -3,9 +3,9 @@
 use serde_json::{Map, Value};
 
 use super::super::error::{ConvertError, ConvertResult, invalid};
-use super::pre_tokenizer;
 use super::special::looks_special;
 use super::{ConvertedVocabulary, TokenKind, VocabularyToken};
+use super::{normalizer, pre_tokenizer};
 
 /// Reads a tokenizer; `file` names it in errors.
 pub fn parse(json: &Map<String, Value>, file: &str) -> ConvertResult<ConvertedVocabulary> {
@@ -28,6 +28,7 @@ pub fn parse(json: &Map<String, Value>, file: &str) -> ConvertResult<ConvertedVo
             return Err(ConvertError::Tokenizer { missing });
         }
     };
+    normalizer::check(&mut vocabulary, json)?;
     added_tokens(&mut vocabulary, json, file)?;
     if vocabulary.model == "bert" {
         spell_as_phantoms(&mut vocabulary);

@@ -1,6 +1,7 @@
 //! Tokenizers: `tokenizer.json` or `tokenizer.model` to the `tokenizer.*` keys of GGUF files.
 
 mod json;
+mod normalizer;
 mod pre_tokenizer;
 mod sentence_piece;
 mod special;
@@ -52,6 +53,8 @@ pub struct ConvertedVocabulary {
     pub merges: Vec<String>,
     /// Keys and values after `tokenizer.ggml.`.
     pub keys: Vec<(&'static str, OwnedValue)>,
+    /// What the user should know about the result.
+    pub notes: Vec<String>,
 }
 
 /// The most tokens that a vocabulary may have.
@@ -65,6 +68,7 @@ impl ConvertedVocabulary {
             tokens: Vec::new(),
             merges: Vec::new(),
             keys: Vec::new(),
+            notes: Vec::new(),
         }
     }
 
@@ -120,7 +124,16 @@ impl TokenizerFiles {
     }
 }
 
-/// The `tokenizer.*` keys of a folder's tokenizer, and how many tokens it has. `rows` is the size of the embedding, and
+/// The `tokenizer.*` keys of a folder's tokenizer.
+pub(super) struct TokenizerKeys {
+    pub(super) keys: Vec<(String, OwnedValue)>,
+    /// How many tokens there are.
+    pub(super) tokens: usize,
+    /// What the user should know about the result.
+    pub(super) notes: Vec<String>,
+}
+
+/// The `tokenizer.*` keys of a folder's tokenizer. `rows` is the size of the embedding, and
 /// `pre` a pre-tokenizer's name that replaces the detected one.
 pub(super) fn keys(
     folder: &Path,
@@ -128,7 +141,7 @@ pub(super) fn keys(
     architecture: &str,
     rows: usize,
     pre: Option<&str>,
-) -> ConvertResult<(Vec<(String, OwnedValue)>, usize)> {
+) -> ConvertResult<TokenizerKeys> {
     let files = TokenizerFiles::read(folder)?;
     let model_path = folder.join("tokenizer.model");
     let mut vocabulary = match &files.json {
@@ -151,7 +164,7 @@ pub(super) fn keys(
         }
     };
     special::add_tokens_of_config(&mut vocabulary, &files.config)?;
-    let found = vocabulary.tokens.len();
+    let (found, notes) = (vocabulary.tokens.len(), std::mem::take(&mut vocabulary.notes));
     let pre = match (pre, &vocabulary.pre) {
         (Some(name), _) => name.to_owned(),
         (None, Ok(name)) => pre_tokenizer::for_architecture(name, architecture).to_owned(),
@@ -189,7 +202,7 @@ pub(super) fn keys(
     }
     pairs.extend(vocabulary.keys.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)));
     pairs.extend(keys);
-    Ok((pairs, found))
+    Ok(TokenizerKeys { keys: pairs, tokens: found, notes })
 }
 
 /// Adds tokens of another vocabulary that are not ordinary text, or are beyond the end.
