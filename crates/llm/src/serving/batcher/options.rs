@@ -9,7 +9,7 @@ use super::super::pace::LEAST as LEAST_PROMPT;
 use crate::engine::EngineOptions;
 use crate::{Model, Result};
 
-/// Options of a [`Batcher`].
+/// Options of a [`Batcher`](super::Batcher).
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatcherOptions {
     /// Context of one sequence, the most sequences of a step, the most tokens of a step (the batch size), the pages of the KV
