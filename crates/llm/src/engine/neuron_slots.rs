@@ -59,8 +59,8 @@ struct LayerSlots {
     slot_of: Vec<i32>,
     /// For each slot the neuron that it has.
     in_slot: Vec<Option<usize>>,
-    /// For each slot whether another neuron is on its way to it.
-    awaits: Vec<bool>,
+    /// For each slot the neuron that is on its way to it.
+    awaits: Vec<Option<usize>>,
     /// For each neuron the average of its activity.
     activity: Vec<f32>,
 }
@@ -107,7 +107,7 @@ impl LayerSlots {
         let activity = |neuron: usize| self.activity.get(neuron).copied().unwrap_or(0.0);
         let mut victims: Vec<(f32, usize)> = Vec::new();
         for (slot, held) in self.in_slot.iter().enumerate() {
-            if self.awaits.get(slot) == Some(&false) {
+            if self.awaits.get(slot) == Some(&None) {
                 victims.push((held.map_or(-1.0, activity), slot));
             }
         }
@@ -115,6 +115,14 @@ impl LayerSlots {
             return Vec::new();
         };
         let absent = self.slot_of.iter().enumerate().filter(|(_, slot)| **slot < 0).map(|(neuron, _)| neuron);
+        // In two slots a neuron would be added twice.
+        let mut on_its_way = vec![false; self.slot_of.len()];
+        for neuron in self.awaits.iter().flatten() {
+            if let Some(awaited) = on_its_way.get_mut(*neuron) {
+                *awaited = true;
+            }
+        }
+        let absent = absent.filter(|neuron| on_its_way.get(*neuron) == Some(&false));
         let mut wanted: Vec<(f32, usize)> = absent.map(|neuron| (activity(neuron), neuron)).collect();
         wanted.retain(|(activity, _)| *activity > least + MIN_GAIN);
         wanted.sort_by(|a, b| b.0.total_cmp(&a.0));
@@ -126,7 +134,7 @@ impl LayerSlots {
 
     fn begin(&mut self, step: RowMove) {
         if let Some(awaits) = self.awaits.get_mut(step.slot) {
-            *awaits = true;
+            *awaits = Some(step.neuron);
         }
         let held = self.in_slot.get_mut(step.slot).and_then(Option::take);
         if let Some(slot) = held.and_then(|neuron| self.slot_of.get_mut(neuron)) {
@@ -136,7 +144,7 @@ impl LayerSlots {
 
     fn end(&mut self, step: RowMove, arrived: bool) {
         if let Some(awaits) = self.awaits.get_mut(step.slot) {
-            *awaits = false;
+            *awaits = None;
         }
         if let (true, Some(held), Some(slot)) =
             (arrived, self.in_slot.get_mut(step.slot), self.slot_of.get_mut(step.neuron))
@@ -170,7 +178,7 @@ impl NeuronSlots {
             let rows = |id| graph.get(id).map_or(0, |tensor| tensor.shape().rows());
             let (slots, neurons) = (rows(id), rows(source));
             own.slot_of = vec![-1; neurons];
-            (own.in_slot, own.awaits) = (vec![None; slots], vec![false; slots]);
+            (own.in_slot, own.awaits) = (vec![None; slots], vec![None; slots]);
             let of_layer = counts.and_then(|counts| counts.layers.get(layer));
             own.activity = (0..neurons)
                 .map(|neuron| {
@@ -337,7 +345,7 @@ mod tests {
             tensors: Vec::new(),
             slot_of: vec![-1; neurons],
             in_slot: vec![None; slots],
-            awaits: vec![false; slots],
+            awaits: vec![None; slots],
             activity: vec![0.0; neurons],
         }
     }
@@ -371,6 +379,16 @@ mod tests {
         held.sort_unstable();
         assert_eq!(held, [0, 1, 2]);
         assert_eq!(own.moves(0, 8), []);
+    }
+
+    #[test]
+    fn a_neuron_on_its_way_to_a_slot_does_not_move_to_another() {
+        let mut own = layer(4, 2);
+        own.activity = vec![0.0, 1.0, 0.5, 0.0];
+        let first = own.moves(0, 1);
+        assert_eq!(first, [RowMove { layer: 0, neuron: 1, slot: 0 }]);
+        own.begin(first[0]);
+        assert_eq!(own.moves(0, 1), [RowMove { layer: 0, neuron: 2, slot: 1 }]);
     }
 
     #[test]
