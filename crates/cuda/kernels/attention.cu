@@ -1,17 +1,5 @@
-// Attention with an online softmax over the visible keys: one block per query, head and key partition.
-
-// Decode attention with fused RoPE and KV-cache write: the kernel rotates the current token's query and key, writes key
-// and value to the cache, and attends to all of it. Only the three rows depend on the previous kernel; all else here,
-// and the cache of earlier tokens, can be read before that one is complete.
-struct DecodeToken {
-    u64 q, k, v;             // f32: [heads, d], [heads of the keys, d] twice
-    u64 position, row;       // of the token; KV-cache row of its key and value
-    Tensor factors;
-    Rope rope;
-    u32 fault_keys, fault_values;
-    u64 query_norm, key_norm; // f32 [d]: weights of an RMS norm of each head ahead of RoPE; 0: none
-    float query_eps, key_eps;
-};
+// Attention with an online softmax over the visible keys: one block per query, head and key partition. Through page tables
+// too, where no other kernel takes heads or caches.
 
 // Read before the previous kernel is complete: the visible keys, the token's own KV-cache row, and sine and cosine for
 // the pair that this thread rotates.
@@ -68,7 +56,7 @@ __device__ __forceinline__ void finish(const AttentionWork &w, const Partition &
                                        const float *values) {
     __shared__ bool is_last;
     int warps = blockDim.x / WARP, e = (int)w.v.d[3];
-    i64 line = (i64)blockIdx.z * w.q.d[1] + p.h;
+    i64 line = (p.b * w.q.d[2] + p.t) * w.q.d[1] + p.h;
     float *mine = partial_of(w, line, p.number);
     __syncthreads();
     float top = -INF, sum = 0.0f;
@@ -89,7 +77,7 @@ __device__ __forceinline__ void finish(const AttentionWork &w, const Partition &
     }
     __threadfence();
     __syncthreads();
-    u32 *counter = (u32 *)w.counters + line;
+    u32 *counter = (u32 *)w.counters + (i64)blockIdx.z * w.q.d[1] + p.h;
     if (threadIdx.x == 0) is_last = atomicAdd(counter, 1) == (u32)p.count - 1;
     __syncthreads();
     if (!is_last) return;
@@ -100,11 +88,22 @@ __device__ __forceinline__ void finish(const AttentionWork &w, const Partition &
 
 // The generic kernel, for all types: a warp takes 32 keys at a time, and its lanes share the elements of each row. The
 // 32 scores end up one per lane, and the running maximum is updated once for all of them. Heads have at most
-// 32 · `PER_LANE` elements.
-template <int PER_LANE> __device__ __forceinline__ void attend(const AttentionWork &w, float *shared) {
+// 32 · `PER_LANE` elements. With PAGED, `of` is the work of pages.
+template <int PER_LANE, bool PAGED>
+__device__ __forceinline__ void attend(const AttentionWork &w, const PagedWork &of, float *shared) {
     wait_for_previous_kernel();
     Partition p;
-    if (!find_partition(w, &p)) return;
+    KeyRows<PAGED> rows = {of, nullptr};
+    if (PAGED) {
+        p.b = 0;
+        p.t = of.first + blockIdx.z;
+        i64 begin, end, table;
+        visible_in_pages(of, p.t, &begin, &end, &table);
+        rows.table = (const int *)(of.pages.address + table * of.pages.s[2]);
+        if (!cut_partition(w, begin, end, &p)) return;
+    } else if (!find_partition(w, &p)) {
+        return;
+    }
     i64 d = w.q.d[3], e = w.v.d[3];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     float query[PER_LANE], acc[PER_LANE];
@@ -116,9 +115,13 @@ template <int PER_LANE> __device__ __forceinline__ void attend(const AttentionWo
     float highest = -INF, sum = 0.0f;
     for (i64 first = p.begin + warp * WARP; first < p.end; first += warps * WARP) {
         int tile = (int)min((i64)WARP, p.end - first);
+        i64 own = -1;   // the row of this lane's key
+        if (!PAGED || lane < tile) own = rows(first + lane);
         float score = -INF;
         for (int j = 0; j < tile; j++) {
-            const u8 *row = row_at(w.k, p.b, p.g, first + j);
+            i64 at = PAGED ? __shfl_sync(FULL, own, j) : first + j;
+            if (PAGED && at < 0) continue;
+            const u8 *row = row_at(w.k, p.b, p.g, at);
             float part = 0.0f;
             for (int i = 0; i < PER_LANE; i++) {
                 i64 c = lane + i * WARP;
@@ -127,7 +130,7 @@ template <int PER_LANE> __device__ __forceinline__ void attend(const AttentionWo
             part = warp_sum(part);
             if (lane == j) score = part;
         }
-        if (lane < tile) score = adjusted(w, p.b, p.h, p.t, score, first + lane);
+        if (lane < tile && own >= 0) score = adjusted(w, p.b, p.h, p.t, score, first + lane);
         float top = fmaxf(highest, warp_max(score)), base = finite_top(top);
         float fade = fast_exp(highest - base), weight = fast_exp(score - base);
         sum = sum * fade + warp_sum(weight);
@@ -135,8 +138,9 @@ template <int PER_LANE> __device__ __forceinline__ void attend(const AttentionWo
         for (int i = 0; i < PER_LANE; i++) acc[i] *= fade;
         for (int j = 0; j < tile; j++) {
             float one = __shfl_sync(FULL, weight, j);
+            i64 at = PAGED ? __shfl_sync(FULL, own, j) : first + j;
             if (one == 0.0f) continue;
-            const u8 *row = row_at(w.v, p.b, p.g, first + j);
+            const u8 *row = row_at(w.v, p.b, p.g, at);
             for (int i = 0; i < PER_LANE; i++) {
                 i64 c = lane + i * WARP;
                 if (c < e) acc[i] += one * row_element(w.v.type, row, c);
@@ -155,13 +159,21 @@ template <int PER_LANE> __device__ __forceinline__ void attend(const AttentionWo
     finish(w, p, tops, sums, values);
 }
 
-#define ATTENTION(name, per_lane)                                            \
-    extern "C" __global__ void name(const __grid_constant__ AttentionWork w) { \
-        extern __shared__ float shared[];                                    \
-        attend<per_lane>(w, shared);                                         \
+#define ATTENTION(name, per_lane)                                                                  \
+    extern "C" __global__ void name(const __grid_constant__ AttentionWork w) {                     \
+        extern __shared__ float shared[];                                                          \
+        attend<per_lane, false>(w, *(const PagedWork *)nullptr, shared);                           \
     }
 ATTENTION(k_attention, 4)
 ATTENTION(k_attention_wide, 18)
+
+#define ATTENTION_PAGED(name, per_lane)                                    \
+    extern "C" __global__ void name(const __grid_constant__ PagedWork p) { \
+        extern __shared__ float shared[];                                  \
+        attend<per_lane, true>(p.w, p, shared);                            \
+    }
+ATTENTION_PAGED(k_attention_plain_paged, 4)
+ATTENTION_PAGED(k_attention_plain_paged_wide, 18)
 
 // Keys and values that eight lanes have in flight: a lane's 16-byte parts of each.
 template <int N, int AT_ONCE> struct Tile { uint4 key[AT_ONCE][N], value[AT_ONCE][N]; };

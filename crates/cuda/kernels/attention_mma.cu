@@ -16,18 +16,6 @@
 
 #if __CUDA_ARCH__ >= 800
 
-// Where the rows of keys and values are: in order, or in the pages of a sequence.
-template <bool PAGED> struct KeyRows {
-    const PagedWork &p;
-    const int *table;
-    // The row of a key, whose 64 neighbours follow if the key is the first of a page; negative if there is none.
-    __device__ __forceinline__ i64 operator()(i64 key) const {
-        if (!PAGED) return key;
-        i64 rows = page_rows(p, table, key / PAGE);
-        return rows < 0 ? rows : rows + key % PAGE;
-    }
-};
-
 // Starts to load a tile of keys or values into shared memory; rows from `end` on are zero.
 template <int D>
 __device__ __forceinline__ void load_tile(const Tensor &from, i64 b, i64 g, i64 first, i64 end, u8 *to) {
@@ -103,7 +91,7 @@ __device__ __forceinline__ void attend_tiles(const AttentionWork &w, const Paged
     // With a causal mask, later queries see more keys: the longest blocks start first.
     i64 first_query = (i64)(gridDim.y - 1 - blockIdx.y) * QUERIES;
     wait_for_previous_kernel();
-    if (PAGED && !has_one_table(p, first_query)) return;
+    if (PAGED && !has_one_table(p, gridDim.y - 1 - blockIdx.y)) return;
 
     // This lane's queries and their spans. Lanes beyond the last query repeat it.
     i64 t[2];

@@ -3,33 +3,51 @@
 //
 // A block takes a query, a head of the keys with all query heads that share it, as rows of a tensor-core tile, and
 // partitions of its keys, 512 of them or more: so much, and the order of sums, does not depend on the other queries. A page
-// of keys and values at a time is in shared memory as f16, double-buffered; each of four warps takes 16 of its keys, and
-// the states of the four are added in order. The last block of a query and head merges the partitions.
+// of keys and values at a time is in shared memory as f16, double-buffered. Each of four warps loads and takes 16 of its
+// keys, and waits for no other; the states of the four are added in order. The last block of a query and head merges the
+// partitions.
+//
+// Most of a short sequence's time is latency: nothing is waited for that is not needed yet, and pages are loaded first.
 //
 // Of many queries, tiles that have one page table are left to attention_mma.cu.
 
 #define KEYS PAGE
 #define THREADS 128
 #define WARPS (THREADS / WARP)
+#define WARP_KEYS (KEYS / WARPS)
 
 #if __CUDA_ARCH__ >= 800
 
-// Starts to load rows of a page into shared memory; those outside `begin..end` are zero.
+// Converts this warp's rows of a page. Not inline: most caches are f16, and a kernel without this code starts sooner.
 template <int D>
-__device__ __forceinline__ void load_page(const Tensor &from, i64 g, i64 first, int begin, int end, u8 *to) {
+__device__ __noinline__ void convert_rows(u32 type, const u8 *page, i64 stride, int begin, int end, u8 *to) {
     const int parts = D / 8;
-#pragma unroll
-    for (int i = threadIdx.x; i < KEYS * parts; i += THREADS) {
-        int row = i / parts, part = i % parts;
-        u8 *at = to + row * pitch<D>() + part * 16;
-        const u8 *source = row_at(from, 0, g, first + row);
-        if (row < begin || row >= end)
-            *(uint4 *)at = make_uint4(0, 0, 0, 0);
-        else if (from.type == F16)
-            copy_16((u32)__cvta_generic_to_shared(at), source + part * 16, true);
-        else
-            *(uint4 *)at = cache_to_f16x8(from.type, source, part);
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+#pragma unroll 1
+    for (int i = lane; i < WARP_KEYS * parts; i += WARP) {
+        int row = warp * WARP_KEYS + i / parts, part = i % parts;
+        uint4 eight = make_uint4(0, 0, 0, 0);
+        if (row >= begin && row < end) eight = cache_to_f16x8(type, page + row * stride, part);
+        *(uint4 *)(to + row * pitch<D>() + part * 16) = eight;
     }
+}
+
+// Starts to load this warp's rows of a page into shared memory; those outside `begin..end` are zero.
+template <int D>
+__device__ __forceinline__ void load_rows(const Tensor &from, i64 g, i64 first, int begin, int end, u8 *to) {
+    const int parts = D / 8;
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const u8 *page = row_at(from, 0, g, first);
+    if (from.type == F16) {
+#pragma unroll
+        for (int i = lane; i < WARP_KEYS * parts; i += WARP) {
+            int row = warp * WARP_KEYS + i / parts, part = i % parts;
+            u8 *at = to + row * pitch<D>() + part * 16;
+            copy_16((u32)__cvta_generic_to_shared(at), page + row * from.s[2] + part * 16, row >= begin && row < end);
+        }
+        return;
+    }
+    convert_rows<D>(from.type, page, from.s[2], begin, end, to);
 }
 
 template <int D> __device__ __forceinline__ void attend_pages(const PagedWork &p, u8 *memory) {
@@ -41,7 +59,16 @@ template <int D> __device__ __forceinline__ void attend_pages(const PagedWork &p
     i64 g = blockIdx.y, t = blockIdx.z;
     int heads = (int)(w.q.d[1] / w.k.d[1]);
     wait_for_previous_kernel();
-    if (p.has_tiles && has_one_table(p, t / TILE_QUERIES * TILE_QUERIES)) return;
+    if (p.tile && has_one_table(p, t / p.tile)) return;
+    // Loads of this lane's two heads.
+    float2 row[2][D / 8];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float *from = (const float *)row_at(w.q, 0, g * heads + min(lane / 4 + 8 * r, heads - 1), t);
+#pragma unroll
+        for (int k = 0; k < D / 8; k++)
+            row[r][k] = 8 * r < heads ? *(const float2 *)(from + 8 * k + pair) : make_float2(0.0f, 0.0f);
+    }
     i64 begin, end, table;
     visible_in_pages(p, t, &begin, &end, &table);
     const int *pages = (const int *)(p.pages.address + (begin < end ? table : 0) * p.pages.s[2]);
@@ -49,71 +76,88 @@ template <int D> __device__ __forceinline__ void attend_pages(const PagedWork &p
     i64 count = end > begin ? (end - 1) / w.a.partition - first_partition + 1 : 1;
     if (blockIdx.x >= count) return;
 
-    // This lane's two heads, divided by a power of two each where they are too large for f16. Rows beyond the last are zero.
-    u32 query[D / 16][4];
-    float factor[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int head = lane / 4 + 8 * r;
-        const float *row = (const float *)row_at(w.q, 0, g * heads + min(head, heads - 1), t);
-        float2 v[D / 8];
-        float largest = 0.0f;
-#pragma unroll
-        for (int k = 0; k < D / 8; k++) {
-            v[k] = *(const float2 *)(row + 8 * k + pair);
-            v[k].x *= w.a.scale;
-            v[k].y *= w.a.scale;
-            largest = fmaxf(largest, fmaxf(fabsf(v[k].x), fabsf(v[k].y)));
-        }
-        largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, 2));
-        factor[r] = 1.0f;
-        while (largest > 32768.0f * factor[r] && factor[r] < 1e30f) factor[r] *= 2.0f;
-        float inverse = head < heads ? 1.0f / factor[r] : 0.0f;
-#pragma unroll
-        for (int k = 0; k < D / 8; k++)
-            query[k / 2][k % 2 * 2 + r] = head < heads ? floats_to_f16x2(v[k].x * inverse, v[k].y * inverse) : 0;
-    }
     const int bytes = KEYS * pitch<D>();
     u32 base = (u32)__cvta_generic_to_shared(memory), matrix = lane / 8;
     u32 key_at = base + (warp * 16 + matrix / 2 * 8 + lane % 8) * pitch<D>() + matrix % 2 * 16;
     u32 value_at = base + bytes + (warp * 16 + matrix % 2 * 8 + lane % 8) * pitch<D>() + matrix / 2 * 16;
 
+    // The keys of a partition, its next page and its last.
+    i64 from, to, page, last, looked_up;
+    int entry = 0;
+    auto start = [&](i64 page, int buffer) {
+        if (page <= last) {
+            // Of 32 pages, each lane looks up one.
+            if (page == looked_up + WARP) {
+                looked_up = page;
+                entry = page + lane <= last ? pages[page + lane] : 0;
+            }
+            i64 first = page * KEYS, place = __shfl_sync(FULL, entry, (int)(page - looked_up));
+            bool exists = place >= 0 && (place + 1) * PAGE <= w.k.d[2];
+            if (!exists) report(w.fault_word, p.fault_page);
+            int low = (int)max(from - first, (i64)0), high = exists ? (int)min(to - first, (i64)KEYS) : low;
+            i64 rows = exists ? place * PAGE : 0;
+            load_rows<D>(w.k, g, rows, low, high, memory + 2 * buffer * bytes);
+            load_rows<D>(w.v, g, rows, low, high, memory + (2 * buffer + 1) * bytes);
+        }
+        commit_copies();
+    };
+    auto start_partition = [&](i64 number) {
+        from = max(begin, (first_partition + number) * w.a.partition);
+        to = min(end, (first_partition + number + 1) * w.a.partition);
+        page = from / KEYS;
+        last = to > from ? (to - 1) / KEYS : page - 1;
+        looked_up = page - WARP;
+#pragma unroll 1
+        for (int i = 0; i < 2; i++) start(page + i, i);
+    };
+    start_partition(blockIdx.x);
+
+    // This lane's two heads as f16, divided by a power of two each where they are too large for it. Rows beyond the last
+    // are zero.
+    u32 query[D / 16][4];
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float largest = 0.0f;
+#pragma unroll
+        for (int k = 0; k < D / 8; k++) {
+            row[r][k].x *= w.a.scale;
+            row[r][k].y *= w.a.scale;
+            largest = fmaxf(largest, fmaxf(fabsf(row[r][k].x), fabsf(row[r][k].y)));
+        }
+        largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, 2));
+        factor[r] = 1.0f;
+        while (largest > 32768.0f * factor[r] && factor[r] < 1e30f) factor[r] *= 2.0f;
+        float inverse = 1.0f / factor[r];
+        bool is_head = lane / 4 + 8 * r < heads;
+#pragma unroll
+        for (int k = 0; k < D / 8; k++)
+            query[k / 2][k % 2 * 2 + r] = is_head ? floats_to_f16x2(row[r][k].x * inverse, row[r][k].y * inverse) : 0;
+    }
     u32 done = 0;
     for (i64 number = blockIdx.x; number < count; number += gridDim.x, done++) {
-        i64 from = max(begin, (first_partition + number) * w.a.partition);
-        i64 to = min(end, (first_partition + number + 1) * w.a.partition);
+        if (done > 0) start_partition(number);
         float top[2] = {-INF, -INF}, sum[2] = {0.0f, 0.0f}, values[D / 8][4];
 #pragma unroll
         for (int n = 0; n < D / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) values[n][i] = 0.0f;
-        auto start = [&](i64 page, int buffer) {
-            i64 first = page * KEYS, rows = page_rows(p, pages, page);
-            int low = (int)max(from - first, (i64)0), high = rows < 0 ? low : (int)min(to - first, (i64)KEYS);
-            load_page<D>(w.k, g, max(rows, (i64)0), low, high, memory + 2 * buffer * bytes);
-            load_page<D>(w.v, g, max(rows, (i64)0), low, high, memory + (2 * buffer + 1) * bytes);
-        };
-        i64 page = from / KEYS, last = to > from ? (to - 1) / KEYS : page - 1;
-        int buffer = 0;
-        if (page <= last) start(page, 0);
-        commit_copies();
-        for (; page <= last; page++, buffer ^= 1) {
-            if (page < last) start(page + 1, buffer ^ 1);
-            commit_copies();
+        for (int buffer = 0; page <= last; page++, buffer ^= 1) {
             wait_for_copies<1>();
-            __syncthreads();
+            __syncwarp();
             i64 first = page * KEYS + warp * 16;
             if (first < to && first + 16 > from) {
-                float score[2][4];
+                // Of odd steps apart, so that fewer depend on each other.
+                float score[2][4], odd[2][4];
 #pragma unroll
-                for (int i = 0; i < 8; i++) score[i / 4][i % 4] = 0.0f;
+                for (int i = 0; i < 8; i++) score[i / 4][i % 4] = odd[i / 4][i % 4] = 0.0f;
 #pragma unroll
                 for (int k = 0; k < D / 16; k++) {
                     u32 keys[4];
                     load_matrices(keys, key_at + 2 * buffer * bytes + k * 32);
-                    mma<false>(score[0], query[k], keys[0], keys[1]);
-                    mma<false>(score[1], query[k], keys[2], keys[3]);
+                    mma<false>(k % 2 ? odd[0] : score[0], query[k], keys[0], keys[1]);
+                    mma<false>(k % 2 ? odd[1] : score[1], query[k], keys[2], keys[3]);
                 }
                 u32 weights[4];
 #pragma unroll
@@ -125,7 +169,7 @@ template <int D> __device__ __forceinline__ void attend_pages(const PagedWork &p
                         for (int i = 0; i < 2; i++) {
                             float &one = score[n][2 * r + i];
                             i64 key = first + 8 * n + pair + i;
-                            one *= factor[r];
+                            one = (one + odd[n][2 * r + i]) * factor[r];
                             if (w.a.soft_cap > 0.0f) one = w.a.soft_cap * tanhf(one / w.a.soft_cap);
                             if (key < from || key >= to) one = -INF;
                             highest = fmaxf(highest, one);
@@ -156,9 +200,11 @@ template <int D> __device__ __forceinline__ void attend_pages(const PagedWork &p
                     mma<false>(values[2 * n + 1], weights, part[2], part[3]);
                 }
             }
-            __syncthreads();
+            __syncwarp();
+            start(page + 2, buffer);
         }
         wait_for_copies<0>();
+        __syncthreads();
         // Adds the warps' states: their values take the place of keys and values.
         float *shared = (float *)memory;
 #pragma unroll

@@ -136,7 +136,8 @@ __device__ __forceinline__ u32 column_at(u32 place) {
 }
 
 // Rows of any tensor as f16, each divided by a power of two, or as bf16: the right operand. A block per row, eight elements
-// per thread and round. With a norm's weight, rows are normalised (RMS norm) and multiplied with it first.
+// per thread and round. With a norm's weight, rows are normalised (RMS norm) and multiplied with it first. For many rows:
+// blocks hide each other's latency, and stores are adjacent.
 extern "C" __global__ void __launch_bounds__(512)
     k_mixed_rows(Tensor x, u64 norm, float eps, u32 pitch, u64 out, u64 scales, u32 is_ordered, u32 is_bf16) {
     __shared__ float shared[32];
@@ -172,6 +173,98 @@ extern "C" __global__ void __launch_bounds__(512)
         for (int i = 0; i < 4; i++)
             words[i] = is_bf16 ? floats_to_bf16x2(v[2 * i], v[2 * i + 1]) : floats_to_f16x2(v[2 * i], v[2 * i + 1]);
         ((uint4 *)out)[r * (pitch / 8) + n] = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+}
+
+// The same for few rows, which wait for every load and reduction: each element is loaded once, and one reduction has both
+// sum and maximum.
+//
+// A thread takes 16 columns at a time, four from each quarter of 256, so that neighbours load adjacent columns; they are
+// adjacent in the order for weights that are converted (gemm_mixed.cuh). It keeps the first two sixteens in registers.
+extern "C" __global__ void __launch_bounds__(512)
+    k_mixed_few_rows(Tensor x, u64 norm, float eps, u32 pitch, u64 out, u64 scales, u32 is_ordered, u32 is_bf16) {
+    const u32 KEPT = 2;
+    __shared__ float largest_of[32], squares_of[32];
+    wait_for_previous_kernel();
+    i64 r = blockIdx.x, i2 = r % x.d[2], i1 = r / x.d[2] % x.d[1], i0 = r / x.d[2] / x.d[1];
+    u32 k = (u32)x.d[3], units = (pitch + 255) / 256 * 16, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const u8 *row = row_at(x, i0, i1, i2);
+    bool has_fours = x.type == F32 && x.s[3] == 4 && k % 4 == 0 && ((u64)row | norm) % 16 == 0;
+    float largest = 0.0f, squares = 0.0f;
+    // Loads a unit, multiplied with the norm's weight.
+    auto load = [&](u32 unit, float4 (&v)[4], bool counts) {
+#pragma unroll
+        for (u32 q = 0; q < 4; q++) {
+            u32 c = unit / 16 * 256 + 64 * q + unit % 16 * 4;
+            float4 weight = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+            v[q] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (has_fours && c < k) {
+                v[q] = *(const float4 *)(row + c * 4);
+                if (norm) weight = *(const float4 *)(norm + c * 4);
+            } else if (!has_fours) {
+                const float *w = (const float *)norm;
+                if (c < k) v[q].x = element(x, i0, i1, i2, c), weight.x = norm ? w[c] : 1.0f;
+                if (c + 1 < k) v[q].y = element(x, i0, i1, i2, c + 1), weight.y = norm ? w[c + 1] : 1.0f;
+                if (c + 2 < k) v[q].z = element(x, i0, i1, i2, c + 2), weight.z = norm ? w[c + 2] : 1.0f;
+                if (c + 3 < k) v[q].w = element(x, i0, i1, i2, c + 3), weight.w = norm ? w[c + 3] : 1.0f;
+            }
+            if (counts) squares += v[q].x * v[q].x + v[q].y * v[q].y + v[q].z * v[q].z + v[q].w * v[q].w;
+            v[q] = make_float4(v[q].x * weight.x, v[q].y * weight.y, v[q].z * weight.z, v[q].w * weight.w);
+            if (counts)
+                largest = fmaxf(largest, fmaxf(fmaxf(fabsf(v[q].x), fabsf(v[q].y)), fmaxf(fabsf(v[q].z), fabsf(v[q].w))));
+        }
+    };
+    float4 kept[KEPT][4];
+#pragma unroll
+    for (u32 i = 0; i < KEPT; i++)
+        if (threadIdx.x + i * blockDim.x < units) load(threadIdx.x + i * blockDim.x, kept[i], true);
+    float factor = 1.0f, scale = 1.0f;
+    if (!is_bf16 || norm) {
+        float4 other[4];
+        for (u32 unit = threadIdx.x + KEPT * blockDim.x; unit < units; unit += blockDim.x) load(unit, other, true);
+        largest = warp_max(largest);
+        squares = warp_sum(squares);
+        if (lane == 0) {
+            largest_of[warp] = largest;
+            squares_of[warp] = squares;
+        }
+        __syncthreads();
+        bool exists = lane < (blockDim.x + WARP - 1) / WARP;
+        largest = warp_max(exists ? largest_of[lane] : 0.0f);
+        squares = warp_sum(exists ? squares_of[lane] : 0.0f);
+        if (norm) factor = 1.0f / sqrtf(squares / k + eps);
+        if (!is_bf16) scale = f16_row_scale(largest * factor);
+    }
+    if (threadIdx.x == 0 && !is_bf16) ((float *)scales)[r] = scale;
+    float inverse = 1.0f / scale;
+    auto pair = [&](float low, float high) {
+        low = low * factor * inverse;
+        high = high * factor * inverse;
+        return is_bf16 ? floats_to_bf16x2(low, high) : floats_to_f16x2(low, high);
+    };
+    auto store = [&](u32 unit, const float4 (&v)[4]) {
+        u8 *to = (u8 *)(out + r * pitch * 2);
+        if (is_ordered) {
+            // Bits of the unit: h, s, w, w of place `128 h + 32 w + 16 s`.
+            u32 u = unit % 16;
+            uint4 *at = (uint4 *)(to + (unit / 16 * 256 + u / 8 * 128 + u % 4 * 32 + u / 4 % 2 * 16) * 2);
+            at[0] = make_uint4(pair(v[0].x, v[0].z), pair(v[1].x, v[1].z), pair(v[2].x, v[2].z), pair(v[3].x, v[3].z));
+            at[1] = make_uint4(pair(v[0].y, v[0].w), pair(v[1].y, v[1].w), pair(v[2].y, v[2].w), pair(v[3].y, v[3].w));
+            return;
+        }
+#pragma unroll
+        for (u32 q = 0; q < 4; q++) {
+            u32 c = unit / 16 * 256 + 64 * q + unit % 16 * 4;
+            if (c < pitch) *(uint2 *)(to + c * 2) = make_uint2(pair(v[q].x, v[q].y), pair(v[q].z, v[q].w));
+        }
+    };
+#pragma unroll
+    for (u32 i = 0; i < KEPT; i++)
+        if (threadIdx.x + i * blockDim.x < units) store(threadIdx.x + i * blockDim.x, kept[i]);
+    for (u32 unit = threadIdx.x + KEPT * blockDim.x; unit < units; unit += blockDim.x) {
+        float4 other[4];
+        load(unit, other, false);
+        store(unit, other);
     }
 }
 

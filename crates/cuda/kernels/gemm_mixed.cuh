@@ -143,25 +143,44 @@ struct MixedTile {
 // Where 16 bytes of a row of 128 are in a box with the 128-byte swizzle.
 __device__ __forceinline__ u32 part_at(u32 row, u32 part) { return row * 128 + (part ^ row % 8) * 16; }
 
-// Loads a piece of the rows of `x`; one thread.
-template <class S, int N, bool PAIR> __device__ __forceinline__ void load_piece(const MixedTile &t, u32 round) {
+// Begins to load a piece when its slots are free: weights that are not converted. One thread.
+template <class S, int N> __device__ __forceinline__ void begin_piece(const MixedTile &t, u32 round) {
     typedef Shape<S, N> Sizes;
     u32 piece = round % Sizes::PIECES, barrier = t.full + 8 * piece;
     barrier_wait(t.empty + 8 * piece, round / Sizes::PIECES % 2 ^ 1);
     barrier_expect(barrier, Sizes::PIECE * Sizes::SLOT_BYTES);
+    if constexpr (S::IN_PLACE) {
+        u32 at = t.slots + piece * Sizes::SLOT_BYTES, col = (t.first + round) * SLOT_COLS;
+#pragma unroll
+        for (u32 i = 0; i < GROUPS; i++)
+            load_box(at + i * (64 * SLOT_COLS * 2), t.maps.weight[t.part_of(i)], col, t.line_of(i), barrier);
+    }
+}
+
+// Loads the rows of `x` of the piece.
+template <class S, int N, bool PAIR> __device__ __forceinline__ void load_rows(const MixedTile &t, u32 round) {
+    typedef Shape<S, N> Sizes;
+    u32 piece = round % Sizes::PIECES, barrier = t.full + 8 * piece;
 #pragma unroll
     for (u32 slot = 0; slot < Sizes::PIECE; slot++) {
-        u32 at = t.slots + (piece * Sizes::PIECE + slot) * Sizes::SLOT_BYTES;
+        u32 at = t.slots + (piece * Sizes::PIECE + slot) * Sizes::SLOT_BYTES + Sizes::WEIGHT_BYTES;
         u32 col = ((t.first + round) * Sizes::PIECE + slot) * SLOT_COLS;
-        if constexpr (S::IN_PLACE) {
-#pragma unroll
-            for (u32 i = 0; i < GROUPS; i++)
-                load_box(at + i * (64 * SLOT_COLS * 2), t.maps.weight[t.part_of(i)], col, t.line_of(i), barrier);
-        }
-        at += Sizes::WEIGHT_BYTES;
         if (PAIR)
             load_box_to_all(at + t.rank * (N / 2 * SLOT_COLS * 2), t.maps.x, col, t.first_row + t.rank * (N / 2), barrier, 3);
         else load_box(at, t.maps.x, col, t.first_row, barrier);
+    }
+}
+
+// Loads all pieces; one thread. The first weights are on their way before the previous kernel, which writes the rows, is
+// complete.
+template <class S, int N, bool PAIR> __device__ __forceinline__ void load_pieces(const MixedTile &t) {
+    u32 early = 0;
+    if (S::IN_PLACE && !t.g.waits)
+        for (; early < min(t.rounds, Shape<S, N>::PIECES); early++) begin_piece<S, N>(t, early);
+    wait_for_previous_kernel();
+    for (u32 i = 0; i < t.rounds; i++) {
+        if (i >= early) begin_piece<S, N>(t, i);
+        load_rows<S, N, PAIR>(t, i);
     }
 }
 
@@ -349,9 +368,7 @@ __device__ __forceinline__ void gemm_mixed(const MixedMaps &maps, const MixedGem
         __syncwarp();
     } else {
         if (threadIdx.x < GROUPS * GROUP + WARP) {
-            wait_for_previous_kernel();
-            if (threadIdx.x % WARP == 0)
-                for (u32 i = 0; i < t.rounds; i++) load_piece<S, N, PAIR>(t, i);
+            if (threadIdx.x % WARP == 0) load_pieces<S, N, PAIR>(t);
             __syncwarp();
         } else if constexpr (!S::IN_PLACE) {
             if (g.waits) wait_for_previous_kernel();

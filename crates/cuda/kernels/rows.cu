@@ -88,6 +88,20 @@ extern "C" __global__ void k_set_rows_f16(u64 target, i64 stride, i64 rows, u64 
     ((uint2 *)(target + id * stride))[c] = halves;
 }
 
+// Rows of f32 from a table, or to it with `store`, 16 bytes per thread: a block per row.
+extern "C" __global__ void k_move_rows(u64 table, i64 stride, i64 rows, u64 dense, u64 ids, int quads, int store,
+                                       u64 fault_word, u32 fault) {
+    i64 t = blockIdx.x, id = ((const int *)ids)[t];
+    if (id < 0 || id >= rows) {
+        if (threadIdx.x == 0) report(fault_word, fault);
+        return;
+    }
+    uint4 *here = (uint4 *)dense + t * quads, *there = (uint4 *)(table + id * stride);
+    const uint4 *from = store ? here : there;
+    uint4 *to = store ? there : here;
+    for (int c = threadIdx.x; c < quads; c += blockDim.x) to[c] = from[c];
+}
+
 extern "C" __global__ void k_repeat(Tensor x, Tensor out) {
     FOR_EACH(n, count(out)) {
         Position i = position(out, n);

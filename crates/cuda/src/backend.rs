@@ -63,14 +63,6 @@ impl Builder {
         self
     }
 
-    /// Whether kernels are used that have been judged by an emulation only, and by no GPU yet: tiles of prompts through page
-    /// tables, the delta rule in chunks, and matrices of several heads on tensor cores [`QUADRIGA_CUDA_TRIAL`, or no].
-    #[must_use]
-    pub fn trial_kernels(mut self, trial: bool) -> Builder {
-        self.options.trial_kernels = trial;
-        self
-    }
-
     /// Where kernels come from [`QUADRIGA_CUDA_KERNELS`, or the binary].
     #[must_use]
     pub fn kernels(mut self, origin: KernelOrigin) -> Builder {
@@ -247,10 +239,6 @@ impl quadriga_runtime::Backend for Backend {
     }
 
     fn supports(&self, graph: &Graph, node: NodeId) -> Result<(), Refusal> {
-        let paged = matches!(graph[node].op(), Op::Attention(attention) if attention.pages);
-        if paged && self.inner.context.compute_capability < (8, 0) {
-            return Err(Refusal("page tables need compute capability 8.0".into()));
-        }
         lower::supports(graph, node)
     }
 

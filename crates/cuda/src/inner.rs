@@ -30,8 +30,6 @@ pub(crate) struct BackendInner {
     pub(crate) fusion: bool,
     /// Whether rows of inactive neurons are skipped.
     pub(crate) skip: bool,
-    /// Whether kernels are used that no GPU has run yet.
-    pub(crate) trial_kernels: bool,
     /// Zero between launches; behind them a router's logits, then what blocks that share an argmax find. Used by one program
     /// at a time.
     pub(crate) counters: DeviceBuffer,
@@ -86,7 +84,6 @@ impl BackendInner {
         Ok(BackendInner {
             fusion: options.fusion,
             skip: options.skip,
-            trial_kernels: options.trial_kernels,
             counters,
             kernels: Kernels::new(&context, options.cache_dir.as_deref(), options.kernels)?,
             blas: if options.cublas { Blas::new(&context) } else { None },

@@ -43,7 +43,6 @@
 //! | `QUADRIGA_CUDA_BLAS=0` | [`Builder::cublas`] | disable cuBLAS, as if it were not installed |
 //! | `QUADRIGA_CUDA_KERNELS=ptx` or `compile` | [`Builder::kernels`] | let the driver or NVRTC compile the kernels |
 //! | `QUADRIGA_CUDA_GAPS=1` | [`Builder::measure_idle_gaps`] | print the GPU's idle time between programs at the end |
-//! | `QUADRIGA_CUDA_TRIAL=1` | [`Builder::trial_kernels`] | use kernels that no GPU has run yet |
 //! | `QUADRIGA_CACHE=DIR` | [`Builder::cache_dir`] | kernels that were compiled on this machine are kept in `DIR/kernels`; default: `~/.cache/quadriga` |
 
 mod backend;

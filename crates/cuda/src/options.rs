@@ -12,8 +12,6 @@ const BLAS_VARIABLE: &str = "QUADRIGA_CUDA_BLAS";
 const KERNELS_VARIABLE: &str = "QUADRIGA_CUDA_KERNELS";
 /// `1`, or any other value but `0`, measures idle gaps between programs.
 const GAPS_VARIABLE: &str = "QUADRIGA_CUDA_GAPS";
-/// `1`, or any other value but `0`, uses kernels that no GPU has run yet.
-const TRIAL_VARIABLE: &str = "QUADRIGA_CUDA_TRIAL";
 /// The folder for all of Quadriga's cached files.
 const CACHE_VARIABLE: &str = "QUADRIGA_CACHE";
 
@@ -42,8 +40,6 @@ pub(crate) struct Options {
     pub(crate) kernels: KernelOrigin,
     /// Whether the GPU's idle time between programs is measured.
     pub(crate) idle_gaps: bool,
-    /// Whether kernels are used that no GPU has run yet.
-    pub(crate) trial_kernels: bool,
     /// The folder above that of compiled kernels; `None` keeps no compiled kernels.
     pub(crate) cache_dir: Option<PathBuf>,
 }
@@ -68,7 +64,6 @@ impl Options {
                 _ => KernelOrigin::Shipped,
             },
             idle_gaps: is_requested(GAPS_VARIABLE),
-            trial_kernels: is_requested(TRIAL_VARIABLE),
             cache_dir: folder(CACHE_VARIABLE)
                 // The XDG specification has relative paths ignored.
                 .or_else(|| {
@@ -90,14 +85,13 @@ mod tests {
     }
 
     #[test]
-    fn without_variables_everything_proven_is_on_and_nothing_is_cached() {
+    fn without_variables_everything_is_on_and_nothing_is_cached() {
         let plain = Options {
             fusion: true,
             skip: true,
             cublas: true,
             kernels: KernelOrigin::Shipped,
             idle_gaps: false,
-            trial_kernels: false,
             cache_dir: None,
         };
         assert_eq!(options(&[]), plain);
@@ -106,8 +100,6 @@ mod tests {
     #[test]
     fn zero_turns_off_and_any_other_value_on() {
         assert!(!options(&[(GAPS_VARIABLE, "0")]).idle_gaps);
-        assert!(!options(&[(TRIAL_VARIABLE, "0")]).trial_kernels);
-        assert!(options(&[(TRIAL_VARIABLE, "1")]).trial_kernels);
         let set = [(FUSE_VARIABLE, "0"), (BLAS_VARIABLE, "1"), (GAPS_VARIABLE, "")];
         let options = options(&set);
         assert!(!options.fusion && options.cublas && options.idle_gaps);

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 use quadriga_conformance::{Case, Outputs, Rng, Suite, Target, TargetError, run_cases};
+use quadriga_graph::TensorKind;
 use quadriga_runtime::{Element, RuntimeError, Scheduler, Values};
 use quadriga_sim::Sim;
 
@@ -22,7 +23,11 @@ impl Pair {
         }
         let mut session = scheduler.plan(graph)?.session()?;
         for (name, bytes) in &case.inputs {
-            session.set::<[u8]>(name, bytes)?;
+            let is_state = graph.leaf(name).is_some_and(|id| graph[id].kind() == TensorKind::State);
+            match is_state {
+                true => session.write_state::<[u8]>(name, bytes)?,
+                false => session.set::<[u8]>(name, bytes)?,
+            }
         }
         session.start()?;
         session.wait()?;

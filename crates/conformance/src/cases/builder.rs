@@ -257,6 +257,14 @@ impl<'g> CaseBuilder<'g> {
         self.graph.state(&self.name("s"), dtype, shape(dims))
     }
 
+    /// A state with random values.
+    pub(crate) fn filled_state(&self, dtype: DType, dims: [usize; 4], fill: Fill) -> Value<'g> {
+        let name = self.name("s");
+        let bytes = fill::bytes(dtype, fill, dims.iter().product(), &mut self.rng.borrow_mut());
+        self.inputs.borrow_mut().push((name.clone(), bytes));
+        self.graph.state(&name, dtype, shape(dims))
+    }
+
     /// Makes a value an output of the case.
     pub(crate) fn out(&self, value: Value<'g>) {
         let mut outputs = self.outputs.borrow_mut();

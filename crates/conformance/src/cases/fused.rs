@@ -3,7 +3,7 @@
 use quadriga_graph::{AttentionOptions, DType, Gate, Pairing, Rope, Unary, Value};
 
 use super::builder::{CaseBuilder, InputLayout};
-use super::fill::UNIT;
+use super::fill::{Fill, UNIT};
 use super::{CaseList, WEIGHT_TYPES, WIDTHS};
 use crate::Tolerance;
 
@@ -197,6 +197,57 @@ fn blocks(list: &mut CaseList) {
                     let y = s.weight(dtype, [1, 1, width, inner]).mul_mat(attended.reshape([tokens, inner]));
                     s.out(y.scale(0.2).add(x));
                 });
+            }
+        }
+    }
+}
+
+/// One token over the KV cache of a long text: projections, norms, RoPE, cache write and attention.
+pub(super) fn long_caches(list: &mut CaseList) {
+    let shapes = [
+        (1, 1, 64, 4096),
+        (4, 1, 128, 4097),
+        (8, 2, 128, 4500),
+        (8, 1, 64, 5001),
+        (5, 1, 128, 4160),
+        (9, 1, 64, 4096),
+        (4, 2, 256, 4096),
+    ];
+    for (heads, groups, depth, length) in shapes {
+        for norms in [false, true] {
+            for (soft_cap, sinks) in [(None, false), (Some(5.0), true)] {
+                for of_values in [0.0, 0.0001] {
+                    let details = format!(
+                        "one token, heads {heads}/{groups} of {depth}, {length} rows, norms {norms}, cap {soft_cap:?}, \
+                         sinks {sinks}, values not finite {of_values}"
+                    );
+                    list.push("attention_block", details, Tolerance::QUANTIZED, move |s| {
+                        let x = s.input(DType::F32, [1, 1, 1, 64], UNIT);
+                        let position = s.positions(1, 100);
+                        let rope = Rope::new(depth, Pairing::Half, 1e4);
+                        let project = |heads: usize| {
+                            let w = s.weight(DType::F16, [1, 1, heads * depth, 64]);
+                            w.mul_mat(x).scale(0.2).reshape([1, heads, depth])
+                        };
+                        let (q, k, v) = (project(heads), project(groups), project(groups));
+                        let q = if norms { head_norm(s, q) } else { q }.rope(rope, position, None);
+                        let k = if norms { head_norm(s, k) } else { k }.rope(rope, position, None);
+                        let row = s.ids([1, 1, 1, 1], length);
+                        let write = |rows, fill| {
+                            let cache = s.filled_state(DType::F16, [1, 1, length, groups * depth], fill);
+                            cache.set_rows(rows, row).reshape([length, groups, depth]).permute([1, 0, 2])
+                        };
+                        let sinks = sinks.then(|| s.input(DType::F32, [1, 1, 1, heads], UNIT));
+                        let spans = Some(s.spans(1, length));
+                        let flat = [1, groups * depth];
+                        let keys = write(k.reshape(flat), UNIT);
+                        let fill = if of_values > 0.0 { Fill::NonFinite(of_values) } else { UNIT };
+                        let values = write(v.reshape(flat), fill);
+                        let options = AttentionOptions { soft_cap, spans, sinks, ..AttentionOptions::new() };
+                        s.out(q.permute([1, 0, 2]).attention(keys, values, options));
+                        s.out(keys.cont());
+                    });
+                }
             }
         }
     }

@@ -50,9 +50,9 @@ pub struct Case {
     pub name: String,
     /// The operation under test.
     pub operation: &'static str,
-    /// The graph. Weights have their bytes; states start as zeros; outputs are contiguous.
+    /// The graph. Weights have their bytes; states start as zeros where they are not given; outputs are contiguous.
     pub graph: Graph,
-    /// The bytes of each input, by name.
+    /// The bytes of each input, and of states that do not start as zeros, by name.
     pub inputs: Vec<(String, Vec<u8>)>,
     /// How close the outputs must come to the oracle's.
     pub tolerance: Tolerance,
@@ -160,6 +160,7 @@ impl Suite {
         attention::non_finite_queries(&mut list);
         attention::values_in_keys(&mut list);
         paged_attention::list(&mut list);
+        fused::long_caches(&mut list);
         experts::extreme(&mut list);
         recurrent::list(&mut list);
         sparse::list(&mut list);

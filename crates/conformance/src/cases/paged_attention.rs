@@ -23,46 +23,96 @@ const BATCHES: &[Batch] = &[
     &[(1, 80), (1, 3), (190, 260), (1, 129), (0, 0), (100, 131), (2, 0)],
 ];
 
+/// Decodes with several partitions of their keys, prompts of fewer and of more than 256 queries: for the less common heads.
+const FEW_BATCHES: [usize; 4] = [2, 4, 5, 7];
+
+/// Heads of queries and of keys and values, and their elements.
+#[derive(Clone, Copy)]
+struct Heads {
+    heads: usize,
+    groups: usize,
+    depth: usize,
+    value_depth: usize,
+    /// Whether values are the first elements of the keys.
+    latent: bool,
+}
+
+const fn heads([heads, groups]: [usize; 2], [depth, value_depth]: [usize; 2]) -> Heads {
+    Heads { heads, groups, depth, value_depth, latent: false }
+}
+
+const COMMON: [Heads; 5] = [
+    heads([9, 3], [64, 64]),
+    heads([8, 1], [128, 128]),
+    heads([4, 4], [96, 96]),
+    heads([16, 2], [256, 256]),
+    heads([6, 1], [160, 128]),
+];
+
+/// Latent attention, keys wider than values, large groups, and widths that are of no block.
+const UNCOMMON: [Heads; 6] = [
+    Heads { latent: true, ..heads([16, 1], [576, 512]) },
+    heads([4, 2], [192, 128]),
+    heads([40, 2], [128, 128]),
+    heads([71, 1], [64, 64]),
+    heads([6, 2], [112, 112]),
+    heads([3, 1], [50, 36]),
+];
+
 pub(super) fn list(list: &mut CaseList) {
     use DType::{BF16, F16, F32, Q4_0, Q5_1, Q8_0};
     for types in [[F16, F16], [F32, F32], [BF16, BF16], [Q8_0, Q8_0], [Q4_0, Q5_1], [F16, Q8_0]] {
-        for (heads, groups, depth, value_depth) in
-            [(9, 3, 64, 64), (8, 1, 128, 128), (4, 4, 96, 96), (16, 2, 256, 256), (6, 1, 160, 128)]
-        {
+        for of in COMMON {
             for batch in BATCHES {
-                let index = list.len();
-                let soft_cap = index.is_multiple_of(5).then_some(3.0);
-                let sinks = index.is_multiple_of(4);
-                let window = index.is_multiple_of(3).then_some(50);
-                let tolerance = if types == [F32; 2] { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };
-                let details = format!(
-                    "paged {batch:?} [{heads}, {depth}] × {} {} [{groups}, {value_depth}] cap {soft_cap:?} sinks {sinks} \
-                     window {window:?}",
-                    types[0], types[1]
-                );
-                list.push("attention", details, tolerance, move |s| {
-                    let queries = batch.iter().map(|(queries, _)| queries).sum();
-                    let (spans, pages, rows) = tables(s, batch, window);
-                    let q = s.input(F32, [1, heads, queries, depth], Fill::Range(-2.0, 2.0));
-                    // As in a KV cache: the rows of a slot's heads are neighbours.
-                    let cache = |dtype: DType, depth: usize| {
-                        let pool = s.input(dtype, [1, rows, groups, depth], UNIT);
-                        pool.permute([1, 0, 2])
-                    };
-                    let (k, v) = (cache(types[0], depth), cache(types[1], value_depth));
-                    let sinks = sinks.then(|| s.input(F32, [1, 1, 1, heads], Fill::Range(-2.0, 4.0)));
-                    let options = AttentionOptions {
-                        soft_cap,
-                        spans: Some(spans),
-                        sinks,
-                        pages: Some(pages),
-                        ..AttentionOptions::new()
-                    };
-                    s.out(q.attention(k, v, options));
-                });
+                push(list, of, types, batch);
             }
         }
     }
+    for types in [[F16, F16], [F32, F32], [BF16, BF16], [Q8_0, Q8_0]] {
+        let is_whole = |of: &Heads| {
+            !types[0].is_quantized() || [of.depth, of.value_depth].iter().all(|n| n.is_multiple_of(32))
+        };
+        for of in UNCOMMON.into_iter().filter(is_whole) {
+            for batch in FEW_BATCHES.into_iter().filter_map(|at| BATCHES.get(at)) {
+                push(list, of, types, batch);
+            }
+        }
+    }
+}
+
+fn push(list: &mut CaseList, of: Heads, types: [DType; 2], batch: Batch) {
+    let Heads { heads, groups, depth, value_depth, latent } = of;
+    let index = list.len();
+    let soft_cap = index.is_multiple_of(5).then_some(3.0);
+    let sinks = index.is_multiple_of(4);
+    let window = index.is_multiple_of(3).then_some(50);
+    let tolerance = if types == [DType::F32; 2] { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };
+    let details = format!(
+        "paged {batch:?} [{heads}, {depth}] × {} {} [{groups}, {value_depth}] cap {soft_cap:?} sinks {sinks} window {window:?}",
+        types[0], types[1]
+    );
+    list.push("attention", details, tolerance, move |s| {
+        let queries = batch.iter().map(|(queries, _)| queries).sum();
+        let (spans, pages, rows) = tables(s, batch, window);
+        let q = s.input(DType::F32, [1, heads, queries, depth], Fill::Range(-2.0, 2.0));
+        // As in a KV cache: the rows of a slot's heads are neighbours.
+        let cache = |dtype: DType, depth: usize| {
+            let pool = s.input(dtype, [1, rows, groups, depth], UNIT);
+            pool.permute([1, 0, 2])
+        };
+        let k = cache(types[0], depth);
+        let v =
+            if latent { k.slice(k.shape().rank() - 1, 0, value_depth) } else { cache(types[1], value_depth) };
+        let sinks = sinks.then(|| s.input(DType::F32, [1, 1, 1, heads], Fill::Range(-2.0, 4.0)));
+        let options = AttentionOptions {
+            soft_cap,
+            spans: Some(spans),
+            sinks,
+            pages: Some(pages),
+            ..AttentionOptions::new()
+        };
+        s.out(q.attention(k, v, options));
+    });
 }
 
 /// Spans, a page table with pages in random order, and the rows of the pool. Entries that are not used are −1.

@@ -163,15 +163,20 @@ struct FastAttention {
 }
 
 /// Rows of one batch: token or slot by head.
-fn rows(view: &TensorView, batch: usize, token_axis: usize, head_axis: usize) -> Result<HeadRows, TeamError> {
-    let stride = |axis: usize| match (view.dims.get(axis), view.strides.get(axis)) {
-        (Some(extent), Some(stride)) if *extent > 1 => *stride,
-        _ => 0,
-    };
+fn rows(view: &TensorView, batch: usize, strides: [usize; 2]) -> Result<HeadRows, TeamError> {
     let pointer = view
         .row_pointer([batch, 0, 0])
         .ok_or_else(|| TeamError::Data(format!("there is no batch {batch}")))?;
-    Ok(HeadRows { pointer, stride: stride(token_axis), head_stride: stride(head_axis) })
+    let [stride, head_stride] = strides;
+    Ok(HeadRows { pointer, stride, head_stride })
+}
+
+/// Bytes from one index to the next along two axes; 0 along one that is repeated, or has no second index.
+fn strides(view: &TensorView, axes: [usize; 2]) -> [usize; 2] {
+    axes.map(|axis| match (view.dims.get(axis), view.strides.get(axis)) {
+        (Some(extent), Some(stride)) if *extent > 1 => *stride,
+        _ => 0,
+    })
 }
 
 /// The numbers of a contiguous tensor.
@@ -219,6 +224,10 @@ impl TeamKernel for FastAttention {
         if work.bytes < needs {
             return Err(TeamError::Data(format!("{} bytes of work memory, {needs} needed", work.bytes)));
         }
+        // Of a mask that does not exist nothing is read, here or, ahead of time, by a compiler that moves code out of the loop.
+        let mask = mask.as_ref().map(|mask| (mask, strides(mask, [2, 1])));
+        let [of_q, of_k, of_v] = [q, k, v].map(|view| strides(view, [2, 1]));
+        let of_out = strides(out, [1, 2]);
         let mut is_separate = true;
         for batch in 0..q.dims[0] {
             if batch > 0 {
@@ -226,23 +235,20 @@ impl TeamKernel for FastAttention {
             }
             let mask = match mask {
                 None => None,
-                Some(mask) => {
-                    let mut rows = rows(mask, batch % mask.dims[0].max(1), 2, 1)?;
-                    if mask.dims[1] == 1 {
-                        rows.head_stride = 0;
-                    }
+                Some((mask, strides)) => {
+                    let rows = rows(mask, batch % mask.dims[0].max(1), strides)?;
                     Some(AttentionMask { rows, dtype: mask.dtype })
                 }
             };
             let memory = AttentionMemory {
-                queries: rows(q, batch, 2, 1)?,
-                keys: rows(k, batch, 2, 1)?,
-                values: rows(v, batch, 2, 1)?,
+                queries: rows(q, batch, of_q)?,
+                keys: rows(k, batch, of_k)?,
+                values: rows(v, batch, of_v)?,
                 mask,
                 spans,
                 pages,
                 sinks,
-                output: rows(out, batch, 1, 2)?,
+                output: rows(out, batch, of_out)?,
             };
             // SAFETY: the tensors have these shapes and strides, in buffers that the program holds; the result is
             // contiguous and overlaps no input; the work memory is long enough and this step's alone.

@@ -55,16 +55,16 @@ const IMAGES: &[(&str, &str, &[u8])] = images! {
     "sm_75": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "gemm" "conv" "experts" "recurrent" "experts_gemv"
               "experts_stream" "sparse";
     "sm_80": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "gemm" "conv" "experts" "recurrent" "experts_gemv"
-              "experts_stream" "sparse" "attention_mma" "attention_grouped" "attention_paged" "experts_gemm" "delta_chunks" "gemm_heads";
+              "experts_stream" "sparse" "attention_mma" "attention_decode" "attention_grouped" "attention_paged" "experts_gemm" "delta_chunks" "gemm_heads";
     "sm_90a": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "gemm" "conv" "experts" "recurrent" "experts_gemv"
-              "experts_stream" "sparse" "attention_mma" "attention_grouped" "attention_paged" "experts_gemm" "delta_chunks" "gemm_heads" "gemv_streamed" "experts_decode"
+              "experts_stream" "sparse" "attention_mma" "attention_decode" "attention_grouped" "attention_paged" "experts_gemm" "delta_chunks" "gemm_heads" "gemv_streamed" "experts_decode"
               "gemm_wgmma" "gemm_mixed";
     "sm_100": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "gemm" "conv" "experts" "recurrent" "experts_gemv"
-              "experts_stream" "sparse" "attention_mma" "attention_grouped" "attention_paged" "experts_gemm" "delta_chunks" "gemm_heads" "gemv_streamed" "experts_decode";
+              "experts_stream" "sparse" "attention_mma" "attention_decode" "attention_grouped" "attention_paged" "experts_gemm" "delta_chunks" "gemm_heads" "gemv_streamed" "experts_decode";
     "sm_120": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "gemm" "conv" "experts" "recurrent" "experts_gemv"
-              "experts_stream" "sparse" "attention_mma" "attention_grouped" "attention_paged" "experts_gemm" "delta_chunks" "gemm_heads" "gemv_streamed" "experts_decode";
+              "experts_stream" "sparse" "attention_mma" "attention_decode" "attention_grouped" "attention_paged" "experts_gemm" "delta_chunks" "gemm_heads" "gemv_streamed" "experts_decode";
     "compute_90": "elementwise" "norm" "rope" "rows" "reduce" "matmul" "pack" "attention" "gemm" "conv" "experts" "recurrent" "experts_gemv"
-              "experts_stream" "sparse" "attention_mma" "attention_grouped" "attention_paged" "experts_gemm" "delta_chunks" "gemm_heads" "gemv_streamed" "experts_decode";
+              "experts_stream" "sparse" "attention_mma" "attention_decode" "attention_grouped" "attention_paged" "experts_gemm" "delta_chunks" "gemm_heads" "gemv_streamed" "experts_decode";
 };
 
 /// Whether there is an image of a file that was made from the sources that this binary has.

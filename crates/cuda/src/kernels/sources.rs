@@ -19,6 +19,7 @@ macro_rules! kernel_text {
 const ACTIVATIONS: (&str, &str) = kernel_text!("activations.cuh");
 const ATTENTION: (&str, &str) = kernel_text!("attention.cuh");
 const PAGES: (&str, &str) = kernel_text!("pages.cuh");
+const DECODE_TOKEN: (&str, &str) = kernel_text!("decode_token.cuh");
 const EXPERT_GEMV: (&str, &str) = kernel_text!("expert_gemv.cuh");
 const GATE: (&str, &str) = kernel_text!("gate.cuh");
 const MBARRIER: (&str, &str) = kernel_text!("mbarrier.cuh");
@@ -59,6 +60,7 @@ pub(crate) enum KernelFile {
     Pack,
     Attention,
     AttentionMma,
+    AttentionDecode,
     AttentionGrouped,
     AttentionPaged,
     GemvStreamed,
@@ -78,7 +80,7 @@ pub(crate) enum KernelFile {
 }
 
 /// How many kernel files there are.
-pub(super) const FILES: usize = 25;
+pub(super) const FILES: usize = 26;
 
 /// The sources, in the order of [`KernelFile`]; scripts/cuda-images has the same list.
 const SOURCES: [KernelSource; FILES] = [
@@ -89,9 +91,10 @@ const SOURCES: [KernelSource; FILES] = [
     source(kernel_text!("reduce.cu"), &[ORDER]),
     source(kernel_text!("matmul.cu"), &[]),
     source(kernel_text!("pack.cu"), &[]),
-    source(kernel_text!("attention.cu"), &[ROPE, ATTENTION]),
+    source(kernel_text!("attention.cu"), &[ROPE, ATTENTION, PAGES, DECODE_TOKEN]),
     source(kernel_text!("attention_mma.cu"), &[MMA, ATTENTION, PAGES]),
-    source(kernel_text!("attention_grouped.cu"), &[MMA, ATTENTION]),
+    source(kernel_text!("attention_decode.cu"), &[MMA, ROPE, ATTENTION, DECODE_TOKEN]),
+    source(kernel_text!("attention_grouped.cu"), &[MMA, ATTENTION, PAGES]),
     source(kernel_text!("attention_paged.cu"), &[MMA, ATTENTION, PAGES]),
     source(kernel_text!("gemv_streamed.cu"), &[MBARRIER, ACTIVATIONS]),
     source(kernel_text!("gemm.cu"), &[MMA]),
@@ -122,6 +125,7 @@ impl KernelFile {
         KernelFile::Pack,
         KernelFile::Attention,
         KernelFile::AttentionMma,
+        KernelFile::AttentionDecode,
         KernelFile::AttentionGrouped,
         KernelFile::AttentionPaged,
         KernelFile::GemvStreamed,

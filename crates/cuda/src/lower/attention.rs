@@ -9,6 +9,7 @@ use quadriga_runtime::BackendError;
 use super::decode_attention::{DecodeAttention, DecodeAttentionSearch, HeadNorm};
 use super::grouped_attention::{GroupedKernel, is_cached};
 use super::key_partitions::{AttentionExtents, KeyPartitions, MIN_MMA_QUERIES, TILE};
+use super::long_attention::{self, LongKernel};
 use super::lowering::Lowering;
 use super::rope::RopeArg;
 use super::scratch;
@@ -16,14 +17,14 @@ use crate::kernels::KernelFile;
 use crate::launch::{Argument, Launch, TensorArg, has_dense_rows};
 
 /// The compute capability that the tensor-core kernels need.
-const MMA_COMPUTE_CAPABILITY: (i32, i32) = (8, 0);
+pub(super) const MMA_COMPUTE_CAPABILITY: (i32, i32) = (8, 0);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct AttentionWork {
     pub(super) q: TensorArg,
     pub(super) k: TensorArg,
-    v: TensorArg,
+    pub(super) v: TensorArg,
     mask: TensorArg,
     spans: TensorArg,
     pub(super) out: TensorArg,
@@ -175,9 +176,11 @@ impl Lowering<'_> {
             Some(_) => None,
         };
         let multiprocessors = self.inner.context.multiprocessors;
-        let cut = match &plan {
-            Some(plan) => plan.cut,
-            None => KeyPartitions::per_query(&extents, multiprocessors),
+        let long = group.as_ref().and_then(|group| self.long_plan(group, &extents, k.dims[3]));
+        let cut = match (&plan, &long) {
+            (Some(plan), _) => plan.cut,
+            (None, Some((_, cut))) => *cut,
+            (None, None) => KeyPartitions::per_query(&extents, multiprocessors),
         };
         let partial = match cut.bytes(e as usize) {
             0 => 0,
@@ -194,6 +197,17 @@ impl Lowering<'_> {
             let [x, y] = plan.blocks;
             let launch = Launch::new(function, [x, y, grid(b) * cut.count as u32], plan.threads);
             self.push(launch.shared_bytes(plan.shared_bytes).dependent().arg(work));
+            return Ok(());
+        }
+        if let (Some(group), Some((kernel, cut))) = (&group, long) {
+            let LongKernel { name, shared_bytes } = kernel;
+            let kernels = &self.inner.kernels;
+            let function =
+                kernels.function_with_shared_memory(KernelFile::AttentionDecode, name, shared_bytes)?;
+            let token = self.decode_token(node, group)?;
+            let blocks = [cut.count as u32, grid(groups), 1];
+            let launch = Launch::new(function, blocks, long_attention::THREADS).shared_bytes(shared_bytes);
+            self.push(launch.dependent().arg(work).arg(token));
             return Ok(());
         }
         let many = (b * h * t) as u64 > 2 * u64::from(multiprocessors);
@@ -255,6 +269,20 @@ impl Lowering<'_> {
             blocks,
             cut,
         })
+    }
+
+    /// The kernel of decode attention over a long cache; `None` if others are faster, or alone take its operands.
+    fn long_plan(
+        &self,
+        group: &DecodeAttention,
+        extents: &AttentionExtents,
+        d: i64,
+    ) -> Option<(LongKernel, KeyPartitions)> {
+        let context = &self.inner.context;
+        let normed = group.query_norm.is_some() || group.key_norm.is_some();
+        let kernel = LongKernel::of(d, normed, context.shared_bytes_per_block)
+            .filter(|_| context.compute_capability >= MMA_COMPUTE_CAPABILITY)?;
+        Some((kernel, KeyPartitions::per_long_group(extents, context.multiprocessors)?))
     }
 
     fn decode_token(&mut self, node: NodeId, group: &DecodeAttention) -> Result<DecodeToken, BackendError> {

@@ -94,9 +94,6 @@ impl Lowering<'_> {
         inputs: [TensorArg; 6],
         out: u64,
     ) -> Result<bool, BackendError> {
-        if !self.inner.trial_kernels {
-            return Ok(false);
-        }
         let [_, keys, values, ..] = inputs;
         let [tokens, key_heads, depth] = [keys.dims[1], keys.dims[2], keys.dims[3]].map(|n| n as usize);
         let (heads, width) = (values.dims[2] as usize, values.dims[3] as usize);

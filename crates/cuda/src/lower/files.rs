@@ -7,6 +7,8 @@ use quadriga_runtime::SplitSource;
 
 use super::delta_chunks::MIN_CHUNKED_TOKENS;
 use super::formats::MAX_GEMV_ROWS;
+use super::long_attention::MIN_KEYS;
+use super::paged_attention::is_narrow;
 use crate::blas::GemmKernels;
 use crate::inner::BackendInner;
 use crate::kernels::KernelFile;
@@ -56,9 +58,7 @@ fn of_node(
         },
         Op::MulMatSparse { .. } | Op::AxpySparse => vec![KernelFile::Sparse],
         Op::OutProd => vec![KernelFile::Matmul],
-        Op::Attention(parameters) if parameters.pages => {
-            vec![KernelFile::AttentionPaged, KernelFile::AttentionMma]
-        }
+        Op::Attention(parameters) if parameters.pages => paged_attention(graph, node, mma),
         Op::Attention(_) => attention(graph, node, mma),
         Op::Rope { .. } => vec![KernelFile::Rope],
         Op::Norm { .. } | Op::RmsNorm { .. } | Op::L2Norm { .. } | Op::GroupNorm { .. } => {
@@ -90,12 +90,28 @@ fn attention(graph: &Graph, node: NodeId, mma: bool) -> Vec<KernelFile> {
     let input = |at: usize| graph.inputs(node).get(at).map(|id| &graph[*id]);
     let (Some(q), Some(k)) = (input(0), input(1)) else { return Vec::new() };
     let [.., queries, d] = q.dims4();
+    let is_long = k.dims4()[2] as u64 >= MIN_KEYS;
     let wide = d > 128 || !matches!(k.dtype(), DType::F16 | DType::F32);
     match (mma, queries > 1) {
         (true, _) if wide => {
             vec![KernelFile::AttentionGrouped, KernelFile::AttentionMma, KernelFile::Attention]
         }
         (true, true) => vec![KernelFile::AttentionMma, KernelFile::Attention],
+        (true, false) if is_long => vec![KernelFile::AttentionDecode, KernelFile::Attention],
+        _ => vec![KernelFile::Attention],
+    }
+}
+
+/// The files for attention through page tables.
+fn paged_attention(graph: &Graph, node: NodeId, mma: bool) -> Vec<KernelFile> {
+    let input = |at: usize| graph.inputs(node).get(at).map(|id| &graph[*id]);
+    let (Some(q), Some(k), Some(v)) = (input(0), input(1), input(2)) else { return Vec::new() };
+    let ([_, heads, _, d], [_, groups, _, e]) = (q.dims4(), v.dims4());
+    match [k, v].iter().any(|t| t.dtype() == DType::F32) {
+        false if mma && is_narrow([d, e], heads, groups) => {
+            vec![KernelFile::AttentionPaged, KernelFile::AttentionMma]
+        }
+        false if mma => vec![KernelFile::AttentionGrouped],
         _ => vec![KernelFile::Attention],
     }
 }

@@ -13,6 +13,8 @@ const STATIC_SHARED_BYTES: u32 = 2048;
 const FEW: u64 = 16;
 /// The same of the kernels for many.
 const MANY: u64 = 64;
+/// Rows of a block of the kernels for tiles of queries through page tables.
+pub(super) const TILE_ROWS: u64 = MANY;
 /// Both.
 pub(super) const GROUPED_ROWS: [u64; 2] = [FEW, MANY];
 
@@ -32,6 +34,19 @@ const fn kernel(d: i64, e: i64, rows: u64, keys: u32, name: &'static CStr) -> Gr
     GroupedKernel { d, e, rows, keys, name }
 }
 
+/// Through page tables: for heads of at most so many elements, narrow ones first.
+const PAGED_KERNELS: [GroupedKernel; 9] = [
+    kernel(128, 128, MANY, 64, c"k_attention_grouped_paged_128_m4"),
+    kernel(128, 128, FEW, 64, c"k_attention_grouped_paged_128_m1"),
+    kernel(192, 128, MANY, 64, c"k_attention_grouped_paged_192_m4"),
+    kernel(192, 128, FEW, 64, c"k_attention_grouped_paged_192_m1"),
+    kernel(256, 256, MANY, 64, c"k_attention_grouped_paged_256_m4"),
+    kernel(256, 256, FEW, 64, c"k_attention_grouped_paged_256_m1"),
+    kernel(256, 256, FEW, 32, c"k_attention_grouped_paged_256_m1_small"),
+    kernel(576, 512, MANY, 32, c"k_attention_grouped_paged_576_m4"),
+    kernel(576, 512, FEW, 32, c"k_attention_grouped_paged_576_m1"),
+];
+
 const KERNELS: [GroupedKernel; 9] = [
     kernel(64, 64, FEW, 64, c"k_attention_grouped_64_m1"),
     kernel(96, 96, FEW, 64, c"k_attention_grouped_96_m1"),
@@ -47,7 +62,7 @@ const KERNELS: [GroupedKernel; 9] = [
 impl GroupedKernel {
     /// The kernel for these operands, if there is one whose shared memory fits a block.
     pub(super) fn of([q, k, v, out]: [&TensorArg; 4], shared_bytes_per_block: u32) -> Option<GroupedKernel> {
-        let dense = [q, out].iter().all(|t| has_dense_rows(t, DType::F32, 8)) && is_cached(k) && is_cached(v);
+        let dense = are_dense([q, k, v, out]);
         let rows = (q.dims[1] / k.dims[1].max(1)).saturating_mul(q.dims[2]) as u64;
         let fits = |kernel: &&GroupedKernel| {
             (kernel.d, kernel.e) == (k.dims[3], v.dims[3])
@@ -57,6 +72,25 @@ impl GroupedKernel {
         KERNELS.iter().find(fits).copied().filter(|_| dense)
     }
 
+    /// The kernel that takes `rows` heads of a query, or of a tile of queries, through page tables: one for many rows if there
+    /// are more than the other takes.
+    pub(super) fn through_pages(
+        [q, k, v, out]: [&TensorArg; 4],
+        rows: u64,
+        shared_bytes_per_block: u32,
+    ) -> Option<GroupedKernel> {
+        let (d, e) = (k.dims[3], v.dims[3]);
+        // Rows are loaded eight elements at a time.
+        let whole = [d, e].iter().all(|n| n % 8 == 0) && are_dense([q, k, v, out]);
+        let fits = |kernel: &&GroupedKernel| {
+            d <= kernel.d
+                && e <= kernel.e
+                && (kernel.rows == FEW || rows > FEW)
+                && kernel.shared_bytes() + STATIC_SHARED_BYTES <= shared_bytes_per_block
+        };
+        PAGED_KERNELS.iter().find(fits).copied().filter(|_| whole)
+    }
+
     /// Dynamic shared memory: queries, two tiles of keys and values, scores, weights.
     pub(super) fn shared_bytes(&self) -> u32 {
         let pitch = |elements: u32| 2 * elements + 16;
@@ -64,6 +98,11 @@ impl GroupedKernel {
         let [of_key, of_value] = [self.d, self.e].map(|elements| pitch(elements as u32));
         rows * of_key + 2 * keys * (of_key + of_value) + rows * (keys + 4) * 4 + rows * pitch(keys)
     }
+}
+
+/// Whether the kernels read queries, keys and values, and write results, as they are in memory.
+fn are_dense([q, k, v, out]: [&TensorArg; 4]) -> bool {
+    [q, out].iter().all(|t| has_dense_rows(t, DType::F32, 8)) && is_cached(k) && is_cached(v)
 }
 
 /// Whether the tensor cores' kernels read keys or values of this type and alignment.
@@ -102,7 +141,7 @@ mod tests {
 
     #[test]
     fn every_kernel_fits_hopper_and_its_smallest_others() {
-        for kernel in KERNELS {
+        for kernel in KERNELS.into_iter().chain(PAGED_KERNELS) {
             assert!(kernel.shared_bytes() + STATIC_SHARED_BYTES <= HOPPER, "{kernel:?}");
         }
         assert_eq!(found([16, 40], [256, 256], DType::F16, HOPPER).unwrap().rows, 64);
@@ -119,5 +158,37 @@ mod tests {
         }
         assert_eq!(found([4, 1], [64, 64], DType::F32, HOPPER), None);
         assert_eq!(found([4, 1], [64, 96], DType::F16, HOPPER), None);
+    }
+
+    #[test]
+    fn through_pages_narrower_heads_use_the_kernel_of_the_next_width() {
+        let found = |rows: u64, [d, e]: [i64; 2], dtype: DType, shared: u32| {
+            let (q, out) = (tensor(DType::F32, [1, 16, 3, d]), tensor(DType::F32, [1, 3, 16, e]));
+            let (k, v) = (tensor(dtype, [1, 1, 128, d]), tensor(dtype, [1, 1, 128, e]));
+            let kernel = GroupedKernel::through_pages([&q, &k, &v, &out], rows, shared);
+            kernel.and_then(|kernel| kernel.name.to_str().ok())
+        };
+        for (widths, name) in [
+            ([112, 112], "k_attention_grouped_paged_128_m1"),
+            ([160, 128], "k_attention_grouped_paged_192_m1"),
+            ([192, 192], "k_attention_grouped_paged_256_m1"),
+            ([576, 512], "k_attention_grouped_paged_576_m1"),
+        ] {
+            assert_eq!(found(16, widths, DType::F16, HOPPER), Some(name));
+        }
+        assert_eq!(found(17, [256, 256], DType::Q8_0, HOPPER), Some("k_attention_grouped_paged_256_m4"));
+        assert_eq!(
+            found(64, [256, 256], DType::F16, SMALL),
+            Some("k_attention_grouped_paged_256_m1_small"),
+            "a block of a smaller device"
+        );
+        for (widths, dtype) in [
+            ([576, 512], DType::F32),
+            ([100, 64], DType::F16),
+            ([64, 576], DType::F16),
+            ([640, 64], DType::F16),
+        ] {
+            assert_eq!(found(16, widths, dtype, HOPPER), None, "{widths:?} {dtype}");
+        }
     }
 }

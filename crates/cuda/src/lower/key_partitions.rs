@@ -1,6 +1,7 @@
 //! How attention partitions keys among blocks.
 
 use super::grouped_attention::GROUPED_ROWS;
+use super::long_attention::{self, MIN_KEYS};
 use super::scratch;
 use crate::inner::MAX_COUNTERS;
 
@@ -70,11 +71,28 @@ impl KeyPartitions {
         fits.then_some(cut)
     }
 
+    /// For attention_decode.cu; `None` if it is not for such extents. The keys of a partition follow from the visible span:
+    /// what is said here is a lower bound.
+    pub(super) fn per_long_group(of: &AttentionExtents, multiprocessors: u32) -> Option<KeyPartitions> {
+        let shared = of.heads.checked_div(of.groups).filter(|n| n * of.groups == of.heads)?;
+        let is_long = of.batch * of.queries == 1
+            && (MIN_KEYS..1 << 31).contains(&of.keys)
+            && (1..=long_attention::MAX_SHARED_HEADS).contains(&shared)
+            && of.groups < GRID
+            && of.groups <= MAX_COUNTERS as u64;
+        let most = 2 * u64::from(multiprocessors) / of.groups.max(1);
+        let count = most.min(of.keys / MIN_PARTITION).max(1);
+        is_long.then_some(KeyPartitions { lines: of.heads, keys: of.keys.div_ceil(count), count })
+    }
+
     /// The most bytes of partial results, with whichever kernel.
     pub(super) fn max_bytes(of: &AttentionExtents, multiprocessors: u32) -> usize {
         let groups = GROUPED_ROWS.map(|rows| KeyPartitions::per_group(of, rows, multiprocessors));
-        let tiles = [KeyPartitions::per_tile(of, multiprocessors)];
-        let cuts = groups.into_iter().chain(tiles).flatten();
+        let others = [
+            KeyPartitions::per_tile(of, multiprocessors),
+            KeyPartitions::per_long_group(of, multiprocessors),
+        ];
+        let cuts = groups.into_iter().chain(others).flatten();
         let queries = KeyPartitions::per_query(of, multiprocessors);
         cuts.chain([queries]).map(|cut| cut.bytes(of.e)).max().unwrap_or(0)
     }
@@ -120,12 +138,13 @@ mod tests {
 
     #[test]
     fn no_kernel_needs_more_than_the_forecast() {
-        for queries in [[1, 9, 40], [1, 32, 512], [2, 4, 17], [1, 128, 1], [1, 4, 1]] {
+        for queries in [[1, 9, 40], [1, 32, 512], [2, 4, 17], [1, 128, 1], [1, 4, 1], [1, 8, 1]] {
             let of = extents(queries, 4096);
             let max = KeyPartitions::max_bytes(&of, MULTIPROCESSORS);
             let tiles = KeyPartitions::per_tile(&of, MULTIPROCESSORS);
+            let long = KeyPartitions::per_long_group(&of, MULTIPROCESSORS);
             let groups = GROUPED_ROWS.map(|rows| KeyPartitions::per_group(&of, rows, MULTIPROCESSORS));
-            for cut in [tiles].into_iter().chain(groups).flatten() {
+            for cut in [tiles, long].into_iter().chain(groups).flatten() {
                 assert!(cut.bytes(of.e) <= max, "{queries:?}: {cut:?} of {max}");
             }
         }
@@ -160,6 +179,22 @@ mod tests {
         // Batches of partitions are one dimension of the grid; two heads of two tiles are four blocks.
         let cut = KeyPartitions::per_tile(&extents([2, 2, 65], 1 << 20), MULTIPROCESSORS).unwrap();
         assert_eq!((cut.lines, cut.count), (260, 33));
+    }
+
+    #[test]
+    fn one_query_over_many_keys_fills_the_device_by_heads_of_the_keys() {
+        let of = |heads, groups, queries, keys| {
+            let of = AttentionExtents { groups, ..extents([1, heads, queries], keys) };
+            KeyPartitions::per_long_group(&of, MULTIPROCESSORS).map(|cut| (cut.lines, cut.count))
+        };
+        assert_eq!(of(32, 8, 1, 16_384), Some((32, 33)));
+        assert_eq!(of(32, 32, 1, 16_384), Some((32, 8)));
+        assert_eq!(of(4, 1, 1, 4096), Some((4, 32)), "at least 128 keys");
+        assert_eq!(of(32, 8, 1, MIN_KEYS - 1), None, "few keys");
+        assert_eq!(of(32, 8, 1, 1), None, "one key");
+        assert_eq!(of(32, 8, 2, 16_384), None, "two queries");
+        assert_eq!(of(36, 4, 1, 16_384), None, "nine heads share one of the keys");
+        assert_eq!(of(32, 8, 1, 1 << 31), None, "more keys than an int counts");
     }
 
     #[test]

@@ -249,11 +249,10 @@ impl Lowering<'_> {
         let [b, h, m, n] = out.dims.map(|extent| extent as u64);
         let tiles = |extent: u64| u32::try_from(extent.div_ceil(HEADS_TILE)).ok();
         let is_long = m >= MIN_HEADS_ROWS && n >= MIN_HEADS_ROWS && k >= 16;
-        let is_worth_it = self.inner.trial_kernels && is_long;
         let has_mma = self.inner.context.compute_capability >= (8, 0);
         let grid = [tiles(n)?, tiles(m)?, u32::try_from(b.checked_mul(h)?).ok()?];
         let fits = grid.iter().skip(1).all(|blocks| (1..=65_535).contains(blocks));
-        (is_worth_it && has_mma && fits).then_some(grid)
+        (is_long && has_mma && fits).then_some(grid)
     }
 
     fn float_gemv(

@@ -25,8 +25,8 @@ const TILE: usize = 128;
 const ROWS: [usize; 5] = [8, 16, 32, 64, 128];
 /// Columns of a stage; rows for converted weights are padded to whole ones.
 const STAGE_COLS: usize = 256;
-/// The most rows with which the parts of a sum depend on the weight alone, so that a row's result does not depend on the
-/// others.
+/// The most rows with which the parts of a sum depend on the weight alone, and rows are converted by the kernel for few of
+/// them, so that a row's result does not depend on the others.
 const MAX_SPLIT_ROWS: usize = 256;
 /// Shared memory that every Hopper device gives a block, less what the kernels have for barriers.
 const NEEDED_BYTES: u32 = (227 << 10) - 1024;
@@ -266,8 +266,11 @@ impl Lowering<'_> {
                 Some(norm) => (self.place(node, norm.weight)?.1, norm.eps),
                 None => (0, 0.0),
             };
-            let function = self.function(KernelFile::GemmMixed, c"k_mixed_rows")?;
-            let threads = (k as u32).div_ceil(8).next_multiple_of(32).clamp(64, 512);
+            // Each thread has 8 columns at a time, or two times 16.
+            let (name, columns) =
+                if m > MAX_SPLIT_ROWS { (c"k_mixed_rows", 8) } else { (c"k_mixed_few_rows", 32) };
+            let function = self.function(KernelFile::GemmMixed, name)?;
+            let threads = (pitch as u32).div_ceil(columns).next_multiple_of(32).clamp(64, 512);
             let launch = Launch::new(function, [m as u32, 1, 1], threads).dependent();
             let launch = launch.arg(source).arg(weight).arg(eps).arg(pitch as u32).arg(rows).arg(scales);
             let is_bf16 = wanted.operand == OperandType::Bf16;

@@ -15,6 +15,7 @@ mod gemm;
 mod gemv_streamed;
 mod grouped_attention;
 mod key_partitions;
+mod long_attention;
 mod lowering;
 mod matmul;
 mod mixed;

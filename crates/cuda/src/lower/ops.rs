@@ -11,7 +11,7 @@ use super::op_codes;
 use crate::buffer::overlap;
 use crate::inner::MAX_ARGMAX_PARTS;
 use crate::kernels::KernelFile;
-use crate::launch::{Launch, TensorArg, is_dense_f32, is_plain};
+use crate::launch::{Launch, TensorArg, has_dense_rows, is_dense_f32, is_plain};
 
 /// The most float4s of a row whose argmax one block computes.
 const MIN_SHARED_QUADS: i64 = 16 << 10;
@@ -108,6 +108,9 @@ impl Lowering<'_> {
                 .arg(second)
                 .arg(out),
             Op::GetRows => {
+                if out.rows() > 1 && self.move_rows(node, [&x, &out, &second], false)? {
+                    return Ok(());
+                }
                 let (faults, fault) = self.fault(node, "a row index is out of range");
                 let launch = self.rows(c"k_get_rows", out.rows(), out.dims[3])?;
                 // One token's row is shared by several blocks.
@@ -136,6 +139,9 @@ impl Lowering<'_> {
                             .arg(faults)
                             .arg(fault),
                     );
+                    return Ok(());
+                }
+                if self.move_rows(node, [&x, &second, &ids], true)? {
                     return Ok(());
                 }
                 let launch = self.rows(c"k_set_rows", second.rows(), second.dims[3])?;
@@ -252,6 +258,36 @@ impl Lowering<'_> {
         let launch = launch.arg(x.address).arg(quads as i32).arg(out.address).arg(sums.address);
         self.push(launch.arg(self.inner.argmax_parts_address()).arg(self.inner.counters.address()));
         self.fuse(next);
+        Ok(true)
+    }
+
+    /// Copies rows of f32 from a table, or to it with `store`; `false` if they are not dense.
+    fn move_rows(
+        &mut self,
+        node: NodeId,
+        [table, rows, ids]: [&TensorArg; 3],
+        store: bool,
+    ) -> Result<bool, BackendError> {
+        let flat = [table.dims, rows.dims].iter().all(|[b, h, ..]| (*b, *h) == (1, 1));
+        let dense = has_dense_rows(table, DType::F32, 16) && is_dense_f32(rows) && ids.strides[3] == 4;
+        if !flat || !dense {
+            return Ok(false);
+        }
+        let quads = rows.dims[3] / 4;
+        let (faults, fault) = self.fault(node, "a row index is out of range");
+        let function = self.function(KernelFile::Rows, c"k_move_rows")?;
+        self.push(
+            Launch::new(function, [rows.rows() as u32, 1, 1], row_threads(quads))
+                .arg(table.address)
+                .arg(table.strides[2])
+                .arg(table.dims[2])
+                .arg(rows.address)
+                .arg(ids.address)
+                .arg(quads as i32)
+                .arg(i32::from(store))
+                .arg(faults)
+                .arg(fault),
+        );
         Ok(true)
     }
 

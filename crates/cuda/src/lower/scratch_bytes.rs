@@ -60,7 +60,8 @@ pub(crate) fn scratch_bytes(
             (Some(Op::Attention(parameters)), Some(q), _, Some(v)) if parameters.pages => {
                 let [_, heads, queries, _] = q.dims4();
                 let pages = inputs.last().and_then(|id| graph.get(*id)).map_or(0, |t| t.shape().cols());
-                PagedPartitions::of(queries, pages).bytes(queries * heads, v.shape().cols())
+                let e = v.shape().cols();
+                PagedPartitions::of([queries, heads], pages, e).bytes(queries * heads, e)
             }
             (Some(Op::Attention(_)), Some(q), _, Some(v)) => {
                 let [b, h, t, _] = q.dims4();

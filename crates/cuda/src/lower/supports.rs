@@ -4,7 +4,6 @@ use quadriga_graph::{Graph, NodeId, Op};
 use quadriga_runtime::Refusal;
 
 use super::experts::can_route;
-use super::paged_attention;
 use super::recurrent::MAX_DELTA_DEPTH;
 use super::sort::MAX_SORTED_IN_BLOCK;
 use super::sparse;
@@ -53,18 +52,6 @@ pub(crate) fn supports(graph: &Graph, node: NodeId) -> Result<(), Refusal> {
             if input(0).is_some_and(|x| x.shape().cols() > MAX_SORTED_IN_BLOCK * MAX_GRID_Y) =>
         {
             refuse("rows of more sorted runs than a grid has blocks")
-        }
-        Op::Attention(parameters) if parameters.pages => {
-            let (Some(q), Some(k), Some(v)) = (input(0), input(1), input(2)) else {
-                return refuse("inputs are missing");
-            };
-            if !paged_attention::has_kernel(q, k, v) {
-                return refuse("page tables with keys of this type or size");
-            }
-            if q.dims4()[2] > MAX_GRID_Y || k.dims4()[1] > MAX_GRID_Y {
-                return refuse("more queries than a grid has blocks");
-            }
-            Ok(())
         }
         Op::Attention(_) => {
             let (Some(q), Some(v)) = (input(0), input(2)) else { return refuse("inputs are missing") };
