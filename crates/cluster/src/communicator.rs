@@ -1,6 +1,7 @@
 //! The interface of communicators.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::ClusterError;
@@ -50,6 +51,13 @@ pub trait Communicator: Send + Sync + Debug {
 
     /// The machine of a rank.
     fn host(&self, rank: usize) -> &str;
+
+    /// Divides the ranks into groups by a number: all ranks call this. Returns the communicator of those with this rank's number,
+    /// in the order of their ranks. The others' failures are its failures, too.
+    ///
+    /// # Errors
+    /// As [`Communicator::overlapped`].
+    fn split(&self, group: u32) -> Result<Arc<dyn Communicator>, ClusterError>;
 
     /// Runs an operation.
     ///

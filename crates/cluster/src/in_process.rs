@@ -13,26 +13,26 @@ use crate::watch::lock;
 
 /// The communicators of `size` ranks in this process, one for each thread. Sums are in the order of ranks.
 pub fn in_process(size: usize, limits: Limits) -> Vec<InProcess> {
-    let state = State {
-        failure: None,
-        first: 0,
-        rounds: VecDeque::new(),
-        next: vec![0; size],
-        gone: vec![false; size],
-        messages: Vec::new(),
-    };
-    let hub = Arc::new(Hub { size, limits, state: Mutex::new(state), changed: Condvar::new() });
-    (0..size).map(|rank| InProcess { rank, hub: Arc::clone(&hub) }).collect()
+    let all = Group::new(None, (0..size).collect());
+    let state = Mutex::new(State { failure: None, groups: vec![all] });
+    let hub = Arc::new(Hub { limits, state, changed: Condvar::new() });
+    (0..size)
+        .map(|rank| InProcess { rank, world_rank: rank, size, group: 0, hub: Arc::clone(&hub) })
+        .collect()
 }
 
 /// A rank of [`in_process`]. When it is dropped, operations of others that still need it fail.
 pub struct InProcess {
     rank: usize,
+    /// The number among all ranks, by which errors name it.
+    world_rank: usize,
+    size: usize,
+    /// Which of [`State::groups`] it belongs to: the first is that of all.
+    group: usize,
     hub: Arc<Hub>,
 }
 
 struct Hub {
-    size: usize,
     limits: Limits,
     state: Mutex<State>,
     changed: Condvar,
@@ -40,6 +40,17 @@ struct Hub {
 
 struct State {
     failure: Option<ClusterError>,
+    groups: Vec<Group>,
+}
+
+/// Ranks that have collectives and messages of their own.
+struct Group {
+    /// Which division made it: the group that was divided, how many divisions it had before, and the number that its ranks gave.
+    made_by: Option<(usize, u64, u32)>,
+    /// The number of each rank among all.
+    members: Vec<usize>,
+    /// How often each rank has divided it.
+    splits: Vec<u64>,
     /// The number of the first round of `rounds`.
     first: u64,
     rounds: VecDeque<Round>,
@@ -48,6 +59,40 @@ struct State {
     gone: Vec<bool>,
     messages: Vec<Message>,
 }
+
+impl Group {
+    fn new(made_by: Option<(usize, u64, u32)>, members: Vec<usize>) -> Group {
+        let size = members.len();
+        Group {
+            made_by,
+            members,
+            splits: vec![0; size],
+            first: 0,
+            rounds: VecDeque::new(),
+            next: vec![0; size],
+            gone: vec![false; size],
+            messages: Vec::new(),
+        }
+    }
+
+    /// That a rank has ended.
+    fn gone(&self, rank: usize) -> Option<ClusterError> {
+        let rank = *self.members.get(rank).filter(|_| self.gone.get(rank) == Some(&true))?;
+        let (host, message) = (THIS_MACHINE.to_owned(), "it has ended".to_owned());
+        Some(ClusterError::RankFailed { rank, host, message })
+    }
+}
+
+impl State {
+    fn group(&mut self, index: usize) -> Result<&mut Group, ClusterError> {
+        match &self.failure {
+            Some(failure) => Err(failure.clone()),
+            None => self.groups.get_mut(index).ok_or(ClusterError::Ended),
+        }
+    }
+}
+
+const THIS_MACHINE: &str = "this machine";
 
 /// A collective: what each rank brings, then the results.
 struct Round {
@@ -89,11 +134,11 @@ impl Communicator for InProcess {
     }
 
     fn size(&self) -> usize {
-        self.hub.size
+        self.size
     }
 
     fn overlapped(&self, operation: Operation<'_>, work: &mut dyn FnMut()) -> Result<(), ClusterError> {
-        operation.check(self.rank, self.hub.size)?;
+        operation.check(self.rank, self.size)?;
         let started = Instant::now();
         let name = operation.name();
         let number = self.start(&operation)?;
@@ -113,8 +158,8 @@ impl Communicator for InProcess {
 
     fn fail(&self, message: &str) {
         let error = ClusterError::RankFailed {
-            rank: self.rank,
-            host: self.host(self.rank).to_owned(),
+            rank: self.world_rank,
+            host: THIS_MACHINE.to_owned(),
             message: message.to_owned(),
         };
         lock(&self.hub.state).failure.get_or_insert(error);
@@ -125,8 +170,34 @@ impl Communicator for InProcess {
         lock(&self.hub.state).failure.clone()
     }
 
+    fn split(&self, group: u32) -> Result<Arc<dyn Communicator>, ClusterError> {
+        let mut numbers = vec![0; 4 * self.size];
+        let lengths = vec![4; self.size];
+        self.run(Operation::AllGather {
+            part: &group.to_le_bytes(),
+            lengths: &lengths,
+            whole: &mut numbers,
+        })?;
+        let (numbers, _) = numbers.as_chunks::<4>();
+        let ours = || (0..self.size).zip(numbers).filter(|(_, number)| **number == group.to_le_bytes());
+        let (rank, size) = (ours().take_while(|(rank, _)| *rank < self.rank).count(), ours().count());
+        let mut state = lock(&self.hub.state);
+        let parent = state.group(self.group)?;
+        let Some(splits) = parent.splits.get_mut(self.rank) else { return Err(ClusterError::Ended) };
+        *splits += 1;
+        let made_by = Some((self.group, *splits, group));
+        let members = ours().filter_map(|(rank, _)| parent.members.get(rank).copied()).collect();
+        let found = state.groups.iter().position(|group| group.made_by == made_by);
+        let index = found.unwrap_or_else(|| {
+            state.groups.push(Group::new(made_by, members));
+            state.groups.len() - 1
+        });
+        let hub = Arc::clone(&self.hub);
+        Ok(Arc::new(InProcess { rank, world_rank: self.world_rank, size, group: index, hub }))
+    }
+
     fn host(&self, _rank: usize) -> &str {
-        "this machine"
+        THIS_MACHINE
     }
 }
 
@@ -134,9 +205,7 @@ impl InProcess {
     /// Brings this rank's values to the next round, or sends a message. Returns the number of the round.
     fn start(&self, operation: &Operation<'_>) -> Result<u64, ClusterError> {
         let mut state = lock(&self.hub.state);
-        if let Some(failure) = &state.failure {
-            return Err(failure.clone());
-        }
+        let group = state.group(self.group)?;
         let contribution = match operation {
             Operation::AllReduce { values, reduction } => Contribution {
                 kind: Kind::AllReduce { len: values.len(), reduction: *reduction },
@@ -156,19 +225,19 @@ impl InProcess {
             },
             Operation::Send { bytes, to, tag } => {
                 let message = Message { from: self.rank, to: *to, tag: *tag, bytes: bytes.to_vec() };
-                state.messages.push(message);
+                group.messages.push(message);
                 self.hub.changed.notify_all();
                 return Ok(0);
             }
             Operation::Receive { .. } => return Ok(0),
         };
-        let State { first, rounds, next, .. } = &mut *state;
+        let Group { first, rounds, next, .. } = group;
         let Some(next) = next.get_mut(self.rank) else { return Err(ClusterError::Ended) };
         let number = *next;
         *next += 1;
         let index = (number - *first) as usize;
         if index == rounds.len() {
-            rounds.push_back(Round { brought: (0..self.hub.size).map(|_| None).collect(), taken: 0 });
+            rounds.push_back(Round { brought: (0..self.size).map(|_| None).collect(), taken: 0 });
         }
         if let Some(place) = rounds.get_mut(index).and_then(|round| round.brought.get_mut(self.rank)) {
             *place = Some(contribution);
@@ -179,28 +248,24 @@ impl InProcess {
 
     /// Whether every rank has brought its values to a round.
     fn complete(&self, state: &mut State, number: u64) -> Result<bool, ClusterError> {
-        if let Some(failure) = &state.failure {
-            return Err(failure.clone());
+        let group = state.group(self.group)?;
+        let index = (number - group.first) as usize;
+        let Some(round) = group.rounds.get(index) else { return Err(ClusterError::Ended) };
+        let missing = |(rank, brought): (usize, &Option<Contribution>)| match brought {
+            Some(_) => None,
+            None => group.gone(rank),
+        };
+        match round.brought.iter().enumerate().find_map(missing) {
+            Some(error) => Err(state.failure.insert(error).clone()),
+            None => Ok(round.brought.iter().all(Option::is_some)),
         }
-        let index = (number - state.first) as usize;
-        let Some(round) = state.rounds.get(index) else { return Err(ClusterError::Ended) };
-        for (rank, brought) in round.brought.iter().enumerate() {
-            if brought.is_none() && state.gone.get(rank) == Some(&true) {
-                let error = ClusterError::RankFailed {
-                    rank,
-                    host: self.host(rank).to_owned(),
-                    message: "it has ended".to_owned(),
-                };
-                return Err(state.failure.insert(error).clone());
-            }
-        }
-        Ok(round.brought.iter().all(Option::is_some))
     }
 
     /// Reads this rank's result of a complete round.
     fn take(&self, state: &mut State, number: u64, operation: Operation<'_>) -> Result<(), ClusterError> {
-        let index = (number - state.first) as usize;
-        let Some(round) = state.rounds.get_mut(index) else { return Err(ClusterError::Ended) };
+        let group = state.group(self.group)?;
+        let index = (number - group.first) as usize;
+        let Some(round) = group.rounds.get_mut(index) else { return Err(ClusterError::Ended) };
         let brought: Vec<&Contribution> = round.brought.iter().flatten().collect();
         let own = brought.get(self.rank).map(|own| &own.kind);
         if let Some((rank, other)) = brought.iter().enumerate().find(|(_, other)| Some(&other.kind) != own) {
@@ -249,9 +314,9 @@ impl InProcess {
             Operation::Send { .. } | Operation::Receive { .. } => {}
         }
         round.taken += 1;
-        while state.rounds.front().is_some_and(|round| round.taken == self.hub.size) {
-            state.rounds.pop_front();
-            state.first += 1;
+        while group.rounds.front().is_some_and(|round| round.taken == self.size) {
+            group.rounds.pop_front();
+            group.first += 1;
         }
         Ok(())
     }
@@ -260,8 +325,9 @@ impl InProcess {
         let mut state = lock(&self.hub.state);
         loop {
             let found = |message: &Message| (message.from, message.to, message.tag) == (from, self.rank, tag);
-            if let Some(index) = state.messages.iter().position(found) {
-                let message = state.messages.remove(index);
+            let group = state.groups.get_mut(self.group).ok_or(ClusterError::Ended)?;
+            if let Some(index) = group.messages.iter().position(found) {
+                let message = group.messages.remove(index);
                 if message.bytes.len() != into.len() {
                     let text = format!(
                         "rank {from} sends {} bytes, rank {} receives {}",
@@ -274,15 +340,8 @@ impl InProcess {
                 into.copy_from_slice(&message.bytes);
                 return Ok(());
             }
-            if let Some(failure) = &state.failure {
-                return Err(failure.clone());
-            }
-            if state.gone.get(from) == Some(&true) {
-                let (host, message) = (self.host(from).to_owned(), "it has ended".to_owned());
-                return Err(state
-                    .failure
-                    .insert(ClusterError::RankFailed { rank: from, host, message })
-                    .clone());
+            if let Some(error) = state.group(self.group)?.gone(from) {
+                return Err(state.failure.insert(error).clone());
             }
             state = self.wait(state, started, "receive", u64::MAX)?;
         }
@@ -299,8 +358,9 @@ impl InProcess {
         let limit = self.hub.limits.operation.unwrap_or(Duration::MAX);
         let left = limit.saturating_sub(started.elapsed());
         if left.is_zero() {
-            let index = number.checked_sub(state.first).map(|index| index as usize);
-            let round = index.and_then(|index| state.rounds.get(index));
+            let group = state.group(self.group)?;
+            let index = number.checked_sub(group.first).map(|index| index as usize);
+            let round = index.and_then(|index| group.rounds.get(index));
             let missing: Vec<String> = round
                 .map(|round| round.brought.iter().enumerate().filter(|(_, brought)| brought.is_none()))
                 .into_iter()
@@ -324,15 +384,17 @@ impl InProcess {
 
 impl Drop for InProcess {
     fn drop(&mut self) {
-        if let Some(gone) = lock(&self.hub.state).gone.get_mut(self.rank) {
+        let mut state = lock(&self.hub.state);
+        if let Some(gone) = state.groups.get_mut(self.group).and_then(|group| group.gone.get_mut(self.rank)) {
             *gone = true;
         }
+        drop(state);
         self.hub.changed.notify_all();
     }
 }
 
 impl fmt::Debug for InProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "InProcess(rank {} of {})", self.rank, self.hub.size)
+        write!(f, "InProcess(rank {} of {})", self.rank, self.size)
     }
 }

@@ -37,6 +37,7 @@ mod memory_file;
 #[cfg(unix)]
 mod mpi;
 mod operation;
+mod planned;
 mod reduce;
 #[cfg(unix)]
 mod shared_memory;
@@ -52,5 +53,6 @@ pub use self::launcher::{Launch, launched};
 #[cfg(unix)]
 pub use self::mpi::{Mpi, MpiOptions};
 pub use self::operation::{Operation, Reduction};
+pub use self::planned::Planned;
 #[cfg(unix)]
 pub use self::silence::silence;

@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::sync::Barrier;
 use std::time::Duration;
 
 use quadriga_cluster::{ClusterError, Communicator, InProcess, Limits, Operation, in_process};
@@ -22,6 +23,30 @@ fn random_operations_have_the_results_of_a_sequential_program() {
     for (seed, size) in [(1, 1), (2, 2), (3, 3), (4, 4), (5, 7)] {
         on_ranks(in_process(size, Limits::default()), |ranks| common::random_operations(&ranks, seed, 60));
     }
+}
+
+#[test]
+fn groups_have_operations_of_their_own() {
+    for size in 1..=5 {
+        on_ranks(in_process(size, Limits::default()), |ranks| common::groups(&ranks, 11));
+    }
+}
+
+#[test]
+fn a_rank_that_fails_ends_operations_of_groups_that_it_is_not_in() {
+    let divided = Barrier::new(4);
+    let results = on_ranks(in_process(4, Limits::default()), |ranks| {
+        let group = ranks.split((ranks.rank() / 2) as u32).unwrap();
+        divided.wait();
+        match ranks.rank() {
+            3 => ranks.fail("out of memory"),
+            0 => return group.barrier().unwrap_err().to_string(),
+            // It does not end before.
+            _ => drop(ranks.barrier()),
+        }
+        String::new()
+    });
+    assert_eq!(results[0], "rank 3 on this machine failed: out of memory");
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! A file that appears under its name only once it is complete and on disk.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs, io,
     path::{Path, PathBuf},
+    time::{Duration, SystemTime},
 };
 
 use tempfile::{Builder, NamedTempFile};
@@ -32,13 +33,18 @@ impl AtomicFile {
         let mut prefix = OsString::from(".");
         prefix.push(name);
         prefix.push(".");
+        remove_stale(folder_of(target), &prefix);
         let mut builder = Builder::new();
         builder.prefix(&prefix).suffix(".tmp");
         // Readable by others, as the umask allows: temporary files are private by default.
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         match builder.tempfile_in(folder_of(target)) {
-            Ok(temporary) => Ok(AtomicFile { temporary, target: target.to_owned() }),
+            Ok(temporary) => {
+                // By the lock others see that somebody writes it. Where files have none, they are left alone.
+                let _ = temporary.as_file().try_lock();
+                Ok(AtomicFile { temporary, target: target.to_owned() })
+            }
             Err(error) => {
                 Err(Error::Io { action: "create", path: target.to_owned(), source: without_path(error) })
             }
@@ -57,6 +63,34 @@ impl AtomicFile {
         self.temporary.persist(&self.target).map_err(|error| failed("rename", error.error))?;
         sync_folder(&self.target)
     }
+}
+
+/// The age from which a temporary file that nobody has locked was left behind: a new one is locked within this time.
+const STALE: Duration = Duration::from_secs(10);
+
+/// Removes temporary files of the same target that runs left behind that were killed.
+fn remove_stale(folder: &Path, prefix: &OsStr) {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten();
+    for file in files {
+        let name = file.file_name();
+        let (name, prefix) = (name.as_encoded_bytes(), prefix.as_encoded_bytes());
+        let is_own = name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(b".tmp"));
+        // The part between is random, and has no dots.
+        if is_own.is_some_and(|random| random.len() == 6 && random.iter().all(u8::is_ascii_alphanumeric))
+            && is_abandoned(&file.path())
+        {
+            // If it cannot be removed, it stays.
+            let _ = fs::remove_file(file.path());
+        }
+    }
+}
+
+/// Whether nobody writes a file: its process holds a lock, which ends with it.
+fn is_abandoned(path: &Path) -> bool {
+    let old = |time: SystemTime| time.elapsed().is_ok_and(|age| age >= STALE);
+    let is_old =
+        fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.modified().is_ok_and(old));
+    is_old && fs::File::open(path).is_ok_and(|file| file.try_lock().is_ok())
 }
 
 /// The operating system's error without the name of the temporary file.
@@ -92,6 +126,41 @@ fn sync_folder(_target: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_that_killed_runs_left_behind_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("model.gguf");
+        let old = SystemTime::now() - Duration::from_secs(60);
+        let put = |name: &str, time: SystemTime| {
+            let file = fs::File::create(folder.path().join(name)).unwrap();
+            file.set_modified(time).unwrap();
+            file
+        };
+        drop(put(".model.gguf.aB3dE6.tmp", old));
+        // Another run writes this one, another has just begun, and these are none of ours.
+        let busy = put(".model.gguf.aaaaaa.tmp", old);
+        busy.lock().unwrap();
+        drop(put(".model.gguf.bbbbbb.tmp", SystemTime::now()));
+        drop(put(".model.gguf.x.y.tmp", old));
+        drop(put(".other.gguf.aB3dE6.tmp", old));
+        let file = AtomicFile::create(&target).unwrap();
+        let left = |name: &str| folder.path().join(name).exists();
+        assert!(!left(".model.gguf.aB3dE6.tmp"));
+        for name in [
+            ".model.gguf.aaaaaa.tmp",
+            ".model.gguf.bbbbbb.tmp",
+            ".model.gguf.x.y.tmp",
+            ".other.gguf.aB3dE6.tmp",
+        ] {
+            assert!(left(name), "{name}");
+        }
+        // Its own is locked as long as it is written.
+        let own = file.temporary.path().to_owned();
+        assert!(fs::File::open(&own).unwrap().try_lock().is_err());
+        file.publish().unwrap();
+        assert!(target.exists());
+    }
 
     #[test]
     fn a_bare_file_name_is_in_the_current_folder() {

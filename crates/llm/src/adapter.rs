@@ -41,6 +41,8 @@ pub struct LowRankPair {
     pub a: AdapterMatrix,
     /// `[outputs, rank]`.
     pub b: AdapterMatrix,
+    /// Of the token embedding, `A` as it is multiplied with rows of `B`: `[inputs, rank]`.
+    pub(crate) of_rows: Option<AdapterMatrix>,
 }
 
 /// A matrix of an adapter.
@@ -48,13 +50,41 @@ pub struct LowRankPair {
 pub struct AdapterMatrix {
     /// The type of the elements.
     pub dtype: DType,
-    /// Rows and columns.
+    /// The number of matrices, one after another: those of experts, or 1.
+    pub count: usize,
+    /// Rows and columns of each.
     pub dims: [usize; 2],
     /// The elements.
     pub data: Data,
 }
 
+/// The tensor of the token embedding. Rows of it are looked up, and so are those of its adapter: files have the two matrices
+/// there the other way round.
+const EMBEDDING: &str = "token_embd.weight";
+
+impl AdapterMatrix {
+    fn transposed(&self) -> Option<AdapterMatrix> {
+        let [rows, columns] = self.dims;
+        let (dtype, data) = self.data.clone().transposed(self.dtype, rows, columns)?;
+        Some(AdapterMatrix { dtype, count: self.count, dims: [columns, rows], data })
+    }
+}
+
 impl LowRankPair {
+    /// The pair of the token embedding: `A` is `[tokens, rank]` and `B` `[width, rank]`, or as of other matrices.
+    fn of_embedding(a: AdapterMatrix, b: AdapterMatrix) -> Option<LowRankPair> {
+        if a.dims[1] == b.dims[1] {
+            return Some(LowRankPair { a: b.transposed()?, b: a, of_rows: Some(b) });
+        }
+        let of_rows = Some(a.transposed()?);
+        Some(LowRankPair { a, b, of_rows })
+    }
+
+    /// The number of experts, if the matrices are those of experts.
+    pub fn experts(&self) -> Option<usize> {
+        (self.a.count > 1).then_some(self.a.count)
+    }
+
     /// Columns of `B`.
     pub fn rank(&self) -> usize {
         self.b.dims[1]
@@ -99,7 +129,12 @@ impl Adapter {
             let second = file.tensor(&format!("{name}.lora_b"))?;
             let matrix = |tensor: quadriga_gguf::Tensor<'_>| match *tensor.shape().dims() {
                 [rows, columns] if tensor.dtype().is_computable() => {
-                    Ok(AdapterMatrix { dtype: tensor.dtype(), dims: [rows, columns], data: tensor.data() })
+                    let dims = [rows, columns];
+                    Ok(AdapterMatrix { dtype: tensor.dtype(), count: 1, dims, data: tensor.data() })
+                }
+                [count, rows, columns] if tensor.dtype().is_computable() && count > 0 => {
+                    let dims = [rows, columns];
+                    Ok(AdapterMatrix { dtype: tensor.dtype(), count, dims, data: tensor.data() })
                 }
                 _ => Err(wrong(format!(
                     "tensor {:?} is {} {}, not a matrix",
@@ -108,7 +143,15 @@ impl Adapter {
                     tensor.shape()
                 ))),
             };
-            let pair = LowRankPair { a: matrix(tensor)?, b: matrix(second)? };
+            let (a, b) = (matrix(tensor)?, matrix(second)?);
+            if a.count != b.count {
+                return Err(wrong(format!("{name}: {} matrices A, but {} B", a.count, b.count)));
+            }
+            let pair = match name {
+                EMBEDDING => LowRankPair::of_embedding(a, b)
+                    .ok_or_else(|| wrong(format!("the matrices of {name} cannot be transposed")))?,
+                _ => LowRankPair { a, b, of_rows: None },
+            };
             if pair.a.dims[0] != pair.rank() {
                 return Err(wrong(format!(
                     "{name}: {} rows of A, but {} columns of B",

@@ -21,7 +21,8 @@ use quadriga_runtime::{Detail, ObservedRun, Observer, Plan, PlanKey, Progress, S
 pub use self::expert_cache::ExpertCacheUse;
 use self::experts::ExpertSlots;
 pub(crate) use self::experts::slot_bytes;
-use self::lead::{Leader, RankCommand, next_command};
+pub(crate) use self::lead::{END, Leader, next_message, unreadable};
+use self::lead::{RankCommand, next_command};
 pub(crate) use self::moves::row_copies;
 pub use self::neuron_slots::NeuronSlotUse;
 use self::neuron_slots::NeuronSlots;

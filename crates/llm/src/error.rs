@@ -81,6 +81,21 @@ pub enum Error {
         wanted: Vec<usize>,
     },
 
+    /// A file has tensors that its model does not use: its metadata describes another model.
+    #[error(
+        "the file has tensors ({count}) that a model of the architecture {architecture:?} with this metadata does not use, such as {names}; {key:?} is wrong, or the file is of another model"
+    )]
+    UnusedTensors {
+        /// The architecture.
+        architecture: &'static str,
+        /// How many.
+        count: usize,
+        /// The first of them.
+        names: String,
+        /// The key that may be wrong.
+        key: String,
+    },
+
     /// No operation is implemented for the type of a tensor.
     #[error("tensor {name:?} is of type {dtype}, which is not supported; use a file in another quantization")]
     TensorType {

@@ -102,8 +102,7 @@ impl Model {
             adapters: Arc::default(),
             ranks: None,
         };
-        // Building the smallest graph checks every tensor.
-        model.graph(GraphShape::new(1, 1))?;
+        models::check_tensors(&model.inner.file, &model.inner.hyper)?;
         Ok(model)
     }
 

@@ -2,11 +2,9 @@
 //! fails leaves the sequences unchanged.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Recipe, cpu, distance, engine, logits_of};
+use crate::common::{Recipe, cpu, distance, engine, logits_of};
 use quadriga_graph::DType;
 use quadriga_llm::placement::offload;
 use quadriga_llm::{Engine, EngineOptions, Model};
@@ -92,13 +90,13 @@ fn a_failing_device_leaves_the_sequences_unchanged() {
             logits_of(&mut engine, &tokens[..5]);
             sim.fail(what, after);
             // Two batches: the second may fail when the first is done already.
-            let result = engine.extend(&common::all_outputs(0, &tokens[5..16]));
+            let result = engine.extend(&crate::common::all_outputs(0, &tokens[5..16]));
             sim.clear_faults();
             let context = format!("{what:?} {after}: {:?}", result.as_ref().err().map(ToString::to_string));
             if result.is_err() {
                 assert_eq!(engine.len(0), 5, "{context}");
                 engine
-                    .extend(&common::all_outputs(0, &tokens[5..16]))
+                    .extend(&crate::common::all_outputs(0, &tokens[5..16]))
                     .unwrap_or_else(|e| panic!("{context}: {e}"));
             }
             let rows: Vec<Vec<f32>> = (0..11).map(|row| engine.logits(row).to_vec()).collect();

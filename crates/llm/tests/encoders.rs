@@ -1,9 +1,7 @@
 //! Encoders compute what BERT written out in f64 does, which knows nothing of graphs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Parts, Recipe, all_outputs, cpu, engine};
+use crate::common::{Parts, Recipe, all_outputs, cpu, engine};
 use quadriga_conformance::Rng;
 use quadriga_graph::{DType, blocks};
 use quadriga_llm::{Embedder, EmbedderOptions, EngineOptions, Error, Pooling, cosine};

@@ -1,11 +1,9 @@
 //! The engine: batches, sequences, KV cache, limits and errors.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::sync::{Arc, Mutex};
 
-use common::{Recipe, all_outputs, cpu, distance, distances, engine, logits_of};
+use crate::common::{Recipe, all_outputs, cpu, distance, distances, engine, logits_of};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::evaluate::{EvalCase, ResultFields, evaluate};
@@ -197,7 +195,7 @@ fn hidden_states_are_outputs_beside_the_logits() {
     let mut engine = engine(recipe.model(), EngineOptions { hidden: true, batch: 4, ..f32_options() });
     let rows = logits_of(&mut engine, &tokens);
     let hidden: Vec<Vec<f32>> = (0..9).map(|row| engine.hidden(row).to_vec()).collect();
-    let (wanted, _) = common::reference::Reference::new(recipe).run(&tokens);
+    let (wanted, _) = crate::common::reference::Reference::new(recipe).run(&tokens);
     assert!(distance(&hidden, &wanted) < SAME);
     assert_eq!(rows.len(), 9);
     assert!(engine.hidden(9).is_empty());
@@ -299,7 +297,7 @@ fn random_calls_keep_every_sequence_right() {
         let mut rng = Rng::new(seed);
         let options = EngineOptions { context: 24, sequences: 3, batch: rng.range(1, 9), ..f32_options() };
         let mut engine = engine(recipe.model(), options);
-        let mut alone = common::engine(recipe.model(), f32_options());
+        let mut alone = crate::common::engine(recipe.model(), f32_options());
         let mut texts: [Vec<u32>; 3] = Default::default();
         for call in 0..25 {
             let sequence = rng.below(3);

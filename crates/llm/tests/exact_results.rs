@@ -1,13 +1,11 @@
 //! The default model agrees with results that were computed in float64 from the same weights.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use common::judge::{ExactCase, Judgement, cases};
-use common::{cpu, engine_on};
+use crate::common::judge::{ExactCase, Judgement, cases};
+use crate::common::{cpu, engine_on};
 use quadriga_cpu::isa::Isa;
 use quadriga_llm::evaluate::{CaseKind, CaseResult, ResultFields, evaluate};
 use quadriga_llm::placement::offload;

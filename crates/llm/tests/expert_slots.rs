@@ -2,20 +2,33 @@
 //! the slots and whenever an upload arrives or fails.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::sync::{Arc, Mutex};
 
-use common::experts::ExpertRecipe;
-use common::{Recipe, distance, engine, logits_of};
+use crate::common::experts::ExpertRecipe;
+use crate::common::{Recipe, distance, engine, logits_of};
 use quadriga_graph::{DType, NodeId};
-use quadriga_llm::placement::{Devices, ExpertCache, expert_bytes};
+use quadriga_llm::placement::{ClassResidence, Devices, ExpertCache, TensorClass, expert_bytes, residence};
 use quadriga_llm::{Batch, Engine, EngineOptions, GpuLayers, Placement};
-use quadriga_runtime::{Backend, Detail, WeightStreaming};
+use quadriga_runtime::{Backend, Detail, Rates, WeightStreaming};
 use quadriga_sim::{FaultPoint, Sim};
 
 fn options(expert_slots: usize) -> EngineOptions {
     EngineOptions { batch: 16, context: 64, expert_slots, ..EngineOptions::default() }.cache(DType::F32)
+}
+
+/// Rates at which tiny models take as long as large ones do; each crossing takes so many seconds.
+fn rates(rendezvous: f64) -> Vec<(String, Rates)> {
+    let of = |read: f64| Rates {
+        read,
+        int8: 1e4 * read,
+        bf16: 1e4 * read,
+        f32: 1e4 * read,
+        link: 1e9,
+        rendezvous,
+        launch: 0.0,
+        measured: true,
+    };
+    vec![("sim:0".to_owned(), of(5e7)), ("cpu".to_owned(), of(1e6))]
 }
 
 fn cpu() -> Arc<quadriga_cpu::Backend> {
@@ -242,7 +255,12 @@ fn automatic_placement_gives_what_is_left_to_experts_that_move() {
     let wanted = run(&mut engine(recipe.model(), options(0)), &tokens);
     let model = recipe.model();
     let plan = |budget: u64, cache: ExpertCache, device: Arc<dyn Backend>| {
-        let placement = Placement { budget: Some(budget), expert_cache: cache, ..Placement::default() };
+        let placement = Placement {
+            budget: Some(budget),
+            expert_cache: cache,
+            rates: rates(1e-6),
+            ..Placement::default()
+        };
         placement.plan(&model, &Devices::new([device], cpu()).unwrap(), &options(0)).unwrap()
     };
     let sim = || Sim::new("sim:0").build();
@@ -257,9 +275,9 @@ fn automatic_placement_gives_what_is_left_to_experts_that_move() {
         if placed.expert_slots == 0 {
             continue;
         }
-        assert!(placed.expert_slots >= most, "more memory, more slots");
-        most = placed.expert_slots;
-        let with_slots = EngineOptions { expert_slots: placed.expert_slots, ..options(0) };
+        most = most.max(placed.expert_slots);
+        let resident_experts = placed.resident_experts;
+        let with_slots = EngineOptions { expert_slots: placed.expert_slots, resident_experts, ..options(0) };
         // The device has no more memory than the budget.
         let mut engine = Engine::new(recipe.model(), &placed.scheduler, with_slots, &mut |_| {}).unwrap();
         let found = distance(&run(&mut engine, &tokens), &wanted);
@@ -267,19 +285,19 @@ fn automatic_placement_gives_what_is_left_to_experts_that_move() {
         assert_eq!(engine.expert_cache().unwrap().slots, placed.expert_slots as u64);
         // What is in slots is not computed by the CPU.
         let cpu_seconds = |slots: usize| {
-            let placement = Placement { budget: Some(budget), ..Placement::default() };
+            let placement = Placement { budget: Some(budget), rates: rates(1e-6), ..Placement::default() };
             let devices = Devices::new([sim()], cpu()).unwrap();
-            let options = EngineOptions { expert_slots: slots, ..options(0) };
+            let options = EngineOptions { expert_slots: slots, resident_experts, ..options(0) };
             let estimate = placement.estimate(&model, &devices, &options, &placed).unwrap();
             estimate.decode.unwrap().compute[1]
         };
         assert!(cpu_seconds(placed.expert_slots) < cpu_seconds(0));
         // A gigabyte more is enough for all experts here.
-        let placement = Placement { budget: Some(budget), ..Placement::default() };
+        let placement = Placement { budget: Some(budget), rates: rates(1e-6), ..Placement::default() };
         let devices = Devices::new([sim()], cpu()).unwrap();
-        let options = EngineOptions { expert_slots: placed.expert_slots, ..options(0) };
+        let options = EngineOptions { expert_slots: placed.expert_slots, resident_experts, ..options(0) };
         let next = placement.next_gigabyte(&model, &devices, &options, &placed).unwrap().unwrap();
-        assert_eq!(next.expert_slots, 4 * 40 - placed.expert_slots);
+        assert_eq!(next.expert_slots, 40 * (4 - resident_experts.len()) - placed.expert_slots);
         assert!(next.decode[1] > next.decode[0], "{next:?}");
         assert_eq!(plan(budget, ExpertCache::Bytes(0), sim()).expert_slots, 0, "turned off");
         let some = plan(budget, ExpertCache::Bytes(3 * one), sim());
@@ -327,12 +345,14 @@ fn slots_fit_beside_every_batch_and_context() {
         (GpuLayers::All, ExpertCache::Bytes(1 << 40)),
     ] {
         let budget = 70 * one;
-        let device = Sim::new("sim:0").capacity(budget + 16 * one).build();
+        // The experts that are on their way are within the budget, too.
+        let device = Sim::new("sim:0").capacity(budget).build();
         let placement = Placement {
             gpu_layers: layers,
             expert_cache: cache,
             budget: Some(budget),
             cpu_expert_layers: usize::MAX,
+            rates: rates(1e-6),
             ..Placement::default()
         };
         let devices = Devices::new([device], cpu()).unwrap();
@@ -375,5 +395,73 @@ fn each_accelerator_has_at_most_the_bytes_of_the_cache() {
             slots[storage.backend] += storage.bytes;
         }
         assert!(slots[0] > 0 && slots.iter().all(|own| *own <= bytes + bytes / 64), "{layers:?}: {slots:?}");
+    }
+}
+
+/// What is chosen is estimated to be no slower than whole layers alone; with crossings that cost much, as many layers are whole
+/// as fit, and with crossings that cost nothing there are slots for all.
+#[test]
+fn experts_are_placed_by_estimated_time() {
+    let recipe = many();
+    let (tokens, model) = (recipe.tokens(24), recipe.model());
+    let wanted = run(&mut engine(recipe.model(), options(0)), &tokens);
+    let devices = || Devices::new([Sim::new("sim:0").build()], cpu()).unwrap();
+    let whole = Placement::default().plan(&model, &devices(), &options(0)).unwrap();
+    let all = whole.forecast.bytes()[0].total();
+    // By the seconds of a crossing: how often some experts were in slots, and how often some layers' were resident beside them.
+    let mut found = Vec::new();
+    for crossing in [1e-9, 1e-3, 1.0] {
+        let (mut with_slots, mut mixed) = (0, 0);
+        for part in 8..20 {
+            let placement =
+                Placement { budget: Some(all * part / 20), rates: rates(crossing), ..Placement::default() };
+            let speeds = |placement: &Placement| {
+                let placed = placement.plan(&model, &devices(), &options(0)).unwrap();
+                let (expert_slots, resident_experts) = (placed.expert_slots, placed.resident_experts);
+                let options = EngineOptions { expert_slots, resident_experts, ..options(0) };
+                let estimate = placement.estimate(&model, &devices(), &options, &placed).unwrap();
+                (placed, estimate, options)
+            };
+            let (placed, estimate, with) = speeds(&placement);
+            let (_, layers, _) =
+                speeds(&Placement { expert_cache: ExpertCache::Bytes(0), ..placement.clone() });
+            let context = format!("{crossing} s, {part} of 20: {:?}", placed.expert_options);
+            assert!(estimate.request_seconds() <= layers.request_seconds() * 1.0001, "{context}");
+            let without = estimate.without_locality().request_seconds();
+            assert!(without <= layers.request_seconds() * 1.1001, "{context}");
+            assert_eq!(placed.expert_options.iter().filter(|option| option.chosen).count(), 1, "{context}");
+            with_slots += usize::from(placed.expert_slots > 0);
+            if placed.expert_slots > 0 && !placed.resident_experts.is_empty() {
+                mixed += 1;
+                let mut engine = Engine::new(recipe.model(), &placed.scheduler, with, &mut |_| {}).unwrap();
+                let off = distance(&run(&mut engine, &tokens), &wanted);
+                assert!(off < 1e-4, "{context}: off by {off:.2e}");
+            }
+        }
+        found.push((with_slots, mixed));
+    }
+    // Where crossings are dear, slots are for the layers only that the CPU has a part of in any case.
+    assert!(found[0].0 > found[0].1 && found[2].0 == found[2].1, "{found:?}");
+    assert!(found.iter().any(|(_, mixed)| *mixed > 0), "{found:?}");
+}
+
+/// As in llama.cpp, only the named layers' experts are on the CPU; the others are where they would be without the flag.
+#[test]
+fn experts_of_layers_that_are_not_named_stay_where_they_fit() {
+    let model = many().model();
+    let devices = Devices::new([Sim::new("sim:0").build()], cpu()).unwrap();
+    for (budget, named) in [(None, 1), (None, 3), (Some(1 << 40), 2)] {
+        let placement = Placement { budget, cpu_expert_layers: named, ..Placement::default() };
+        let placed = placement.plan(&model, &devices, &options(0)).unwrap();
+        let layers = |backend: usize| -> Vec<usize> {
+            let parts = residence(&placed.forecast.explain());
+            let experts =
+                |part: &&ClassResidence| part.class == TensorClass::Experts && part.backend == backend;
+            parts.iter().find(experts).map_or_else(Vec::new, |part| part.layers.clone())
+        };
+        assert_eq!(layers(1), (0..named).collect::<Vec<_>>(), "{named} on the CPU");
+        for layer in named..4 {
+            assert!(layers(0).contains(&layer), "{named} on the CPU: {:?}", layers(0));
+        }
     }
 }

@@ -2,12 +2,10 @@
 //! latent attention name the key or tensor.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::ops::ControlFlow;
 
-use common::experts::ExpertRecipe;
-use common::{Parts, Recipe, cpu, distance, engine, engine_on, logits_of};
+use crate::common::experts::ExpertRecipe;
+use crate::common::{Parts, Recipe, cpu, distance, engine, engine_on, logits_of};
 use quadriga_gguf::{File, OwnedValue};
 use quadriga_graph::DType;
 use quadriga_llm::{EngineOptions, Error, Model, default_model};
@@ -290,6 +288,7 @@ fn blocks_that_predict_further_tokens_are_not_used() {
             {
                 let mut parts = Recipe { layers: 4, ..recipe }.parts();
                 parts.set("glm4moe.block_count", 3u32);
+                parts.tensors.retain(|(name, ..)| !name.starts_with("blk.3."));
                 parts.model().unwrap()
             },
             &tokens

@@ -1,11 +1,9 @@
 //! The generator: how answers end, that they do not depend on earlier prompts, and how they are reproduced.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::sync::atomic::Ordering;
 
-use common::{Recipe, cpu};
+use crate::common::{Recipe, cpu};
 use quadriga_llm::sampling::SamplingOptions;
 use quadriga_llm::template::Message;
 use quadriga_llm::{EngineOptions, Error, Finish, Generator, GeneratorOptions, Model};

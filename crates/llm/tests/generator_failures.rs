@@ -1,11 +1,9 @@
 //! Failures of a device in the middle of prompts and answers: the conversation goes on as if they had not happened.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Recipe, Scaling, cpu, engine};
+use crate::common::{Recipe, Scaling, cpu, engine};
 use quadriga_llm::sampling::{Sampler, SamplingOptions};
 use quadriga_llm::template::Message;
 use quadriga_llm::tokenizer::{TokenType, Tokenizer, Vocabulary};

@@ -2,9 +2,9 @@
 //! other: every error names the key or the tensor.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Parts, Recipe};
+use crate::common::recurrent::parts_of;
+use crate::common::{Parts, Recipe};
+use crate::recurrent_models::delta_recipes;
 use quadriga_gguf::OwnedValue;
 
 /// A change must make the model unusable, with an error that has one of these names.
@@ -210,5 +210,131 @@ fn streams_and_shared_caches_are_checked() {
     refused_key(&recipe, key, vec![0.5f32; 3], &[key]);
     for value in [f32::NAN, f32::INFINITY] {
         refused_key(&recipe, key, vec![value; recipe.layers], &[key]);
+    }
+}
+
+/// Whatever a model does not read would be left out silently.
+#[test]
+fn tensors_that_the_model_does_not_use_are_refused() {
+    let experts = Recipe::with_experts().into_iter().map(|(_, recipe)| recipe);
+    for recipe in Recipe::families().into_iter().chain(experts) {
+        let (name, width) = ("blk.1.of_another_model.weight", recipe.width);
+        let add = |parts: &mut Parts| parts.vector(name, width, 0.0, 1.0);
+        refused(&recipe, name, add, &[name]);
+        let key = format!("{}.block_count", recipe.architecture);
+        let fewer = recipe.layers as u32 - 1;
+        // Arrays with a value for each layer do not fit fewer either.
+        let own = format!("{}.", recipe.architecture);
+        refused(&recipe, "a layer too many", |parts| _ = parts.set(&key, fewer), &[&key, &own]);
+    }
+    let llama = Recipe::new("llama");
+    for part in ["post_attention_norm", "attn_q_norm", "attn_sinks"] {
+        let name = format!("blk.0.{part}.weight");
+        let add = |parts: &mut Parts| parts.vector(&name, llama.width, 0.0, 1.0);
+        refused(&llama, part, add, &[&name]);
+        refused(&llama, part, add, &["general.architecture"]);
+    }
+}
+
+#[test]
+fn shared_experts_that_the_metadata_denies_are_refused() {
+    for (_, recipe) in Recipe::with_experts() {
+        if recipe.experts.unwrap().shared == 0 || recipe.architecture == "llama4" {
+            continue;
+        }
+        let key = |key: &str| format!("{}.{key}", recipe.architecture);
+        let (width, count) = (key("expert_shared_feed_forward_length"), key("expert_shared_count"));
+        refused(&recipe, "width 0", |parts| _ = parts.set(&width, 0u32), &["_shexp.weight"]);
+        refused(&recipe, "width 0", |parts| _ = parts.set(&width, 0u32), &[&width]);
+        if recipe.architecture == "glm4moe" {
+            let none = |parts: &mut Parts| {
+                parts.remove(&width);
+                parts.set(&count, 0u32);
+            };
+            refused(&recipe, "count 0", none, &[&count]);
+        }
+    }
+}
+
+/// llama.cpp, too, runs files that have these.
+#[test]
+fn tensors_that_change_nothing_are_accepted() {
+    let llama = Recipe::new("llama");
+    let mut parts = llama.parts();
+    for name in [
+        "blk.0.attn_rot_embd.weight",
+        "blk.1.attn_q.input_scale",
+        "blk.0.gpu_idx",
+        "v.blk.0.attn_q.weight",
+        "mm.0.weight",
+    ] {
+        parts.vector(name, 8, 0.0, 1.0);
+    }
+    assert!(parts.model().is_ok(), "{:?}", parts.model().err());
+}
+
+#[test]
+fn tensors_that_an_architecture_needs_are_named() {
+    let cases = [
+        ("qwen2moe", "blk.1.ffn_gate_inp_shexp.weight"),
+        ("glm4moe", "blk.1.exp_probs_b.bias"),
+        ("gpt-oss", "output.weight"),
+    ];
+    for recipe in delta_recipes().into_iter().filter(|recipe| recipe.experts.is_some()) {
+        let name = "blk.2.ffn_gate_inp_shexp.weight";
+        let error = parts_of(&recipe).remove(name).model().err().map(|error| error.to_string());
+        assert!(error.is_some_and(|error| error.contains(name)), "{}", recipe.architecture);
+    }
+    for (architecture, name) in cases {
+        let find = |(_, recipe): &(&str, Recipe)| recipe.architecture == architecture;
+        let (_, recipe) = Recipe::with_experts().into_iter().find(find).unwrap();
+        refused(&recipe, name, |parts| _ = parts.remove(name), &[name]);
+    }
+}
+
+#[test]
+fn the_delta_rule_with_experts_is_checked() {
+    for recipe in delta_recipes() {
+        let with = |change: &dyn Fn(&mut Parts)| {
+            let mut parts = parts_of(&recipe);
+            change(&mut parts);
+            parts.model().err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        let architecture = recipe.architecture;
+        for (key, value) in [
+            ("ssm.state_size", 0u32),
+            ("ssm.state_size", 9),
+            ("ssm.group_count", 0),
+            ("ssm.group_count", 4),
+            ("ssm.time_step_rank", 5),
+            ("ssm.inner_size", 71),
+            ("ssm.conv_kernel", 0),
+            ("ssm.conv_kernel", 5),
+        ] {
+            let whole = format!("{architecture}.{key}");
+            let error = with(&|parts| _ = parts.set(&whole, value));
+            assert!(error.contains("ssm") || error.contains("attn_qkv"), "{whole} = {value}: {error:?}");
+        }
+        let mut missing =
+            vec!["blk.1.ssm_conv1d.weight", "blk.1.ssm_a", "blk.1.ssm_dt.bias", "blk.3.attn_q.weight"];
+        let mut wrong = vec![];
+        if recipe.experts.is_some() {
+            missing.extend([
+                "blk.4.ffn_gate_inp.weight",
+                "blk.4.ffn_up_shexp.weight",
+                "blk.4.ffn_up_exps.weight",
+            ]);
+            wrong.extend([("expert_count", 7u32), ("expert_used_count", 0), ("expert_used_count", 7)]);
+            wrong.extend([("expert_feed_forward_length", 41), ("expert_shared_feed_forward_length", 57)]);
+        }
+        for name in missing {
+            let error = with(&|parts| _ = parts.remove(name));
+            assert!(error.contains(name), "{architecture} without {name}: {error:?}");
+        }
+        for (key, value) in wrong {
+            let whole = format!("{architecture}.{key}");
+            let error = with(&|parts| _ = parts.set(&whole, value));
+            assert!(error.contains(&whole) || error.contains("blk."), "{whole} = {value}: {error:?}");
+        }
     }
 }

@@ -1,9 +1,7 @@
 //! Hyperparameters as the metadata of model files gives them: per layer, with the defaults of each architecture.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Recipe, Scaling};
+use crate::common::{Recipe, Scaling};
 use quadriga_graph::Rope;
 use quadriga_llm::Hyperparameters;
 

@@ -2,12 +2,10 @@
 //! same KV cache, whichever of both file layouts the matrices are in.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::experts::ExpertRecipe;
-use common::latent::LatentRecipe;
-use common::reference::Reference;
-use common::{Parts, Recipe, distance, distances, engine, logits_of};
+use crate::common::experts::ExpertRecipe;
+use crate::common::latent::LatentRecipe;
+use crate::common::reference::Reference;
+use crate::common::{Parts, Recipe, distance, distances, engine, logits_of};
 use quadriga_graph::DType;
 use quadriga_llm::{Engine, EngineOptions, Model};
 

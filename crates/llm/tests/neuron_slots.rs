@@ -2,11 +2,9 @@
 //! slots and whenever an upload arrives or fails.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Recipe, distance, engine, logits_of};
+use crate::common::{Recipe, distance, engine, logits_of};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::models::{NeuronMode, Neurons};

@@ -2,10 +2,8 @@
 //! predict, and counts belong to the model that they were collected with.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::reference::Reference;
-use common::{Parts, Recipe, distance, distances, engine, logits_of};
+use crate::common::reference::Reference;
+use crate::common::{Parts, Recipe, distance, distances, engine, logits_of};
 use quadriga_conformance::Rng;
 use quadriga_gguf::{File, Writer};
 use quadriga_graph::DType;
@@ -96,7 +94,7 @@ fn predictors_decide_in_predicted_mode_only_and_what_they_miss_is_counted() {
     let (_, recipe) = Recipe::rectified().swap_remove(0);
     let refused = quadriga_llm::Engine::new(
         recipe.model(),
-        &quadriga_runtime::Scheduler::new([common::cpu(1)]),
+        &quadriga_runtime::Scheduler::new([crate::common::cpu(1)]),
         options(NeuronMode::Predicted),
         &mut |_| {},
     );

@@ -1,11 +1,9 @@
 //! Placement of layers on devices: which devices are used, how many layers they hold, and their budgets.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::Recipe;
+use crate::common::Recipe;
 use quadriga_llm::placement::{DeviceList, DeviceName, Devices};
 use quadriga_llm::sampling::SamplingOptions;
 use quadriga_llm::{EngineOptions, Error, Generator, GeneratorOptions, GpuLayers, Model, Placement};

@@ -2,12 +2,10 @@
 //! computes the same.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::experts::ExpertRecipe;
-use common::{Recipe, distance, engine, logits_of};
+use crate::common::experts::ExpertRecipe;
+use crate::common::{Recipe, distance, engine, logits_of};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::placement::{

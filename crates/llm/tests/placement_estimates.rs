@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use quadriga_graph::{DType, Graph, GraphBuilder, Shape, Value, Weight};
-use quadriga_llm::placement::BatchEstimate;
+use quadriga_llm::placement::{BatchEstimate, SlotHits};
 use quadriga_runtime::{Backend, Cost, Plan, Rates, Scheduler, WeightStreaming};
 use quadriga_sim::Sim;
 
@@ -26,6 +26,9 @@ fn weight<'g>(g: &'g GraphBuilder, name: &str, shape: impl Into<Shape>) -> Value
     let elements: usize = shape.dims().iter().product();
     g.weight(name, Weight::with_data(DType::F32, shape, vec![0.5f32; elements].as_slice()))
 }
+
+/// All experts are used equally often.
+const WITHOUT: SlotHits = SlotHits::WithoutLocality;
 
 /// A plan on a device and the host, which has the tensors with `host` in their name.
 fn plan(graph: &Graph, streaming: Option<WeightStreaming>) -> Plan {
@@ -54,7 +57,7 @@ fn backends_compute_in_turn_copy_activations_and_wait_for_each_other() {
     let y = weight(&g, "w1.host", [64, 64]).mul_mat(y);
     g.output("y", weight(&g, "w2", [32, 64]).mul_mat(y));
     let graph = g.finish().unwrap();
-    let estimate = BatchEstimate::of(&plan(&graph, None), 3, 17, &[DEVICE, HOST]);
+    let estimate = BatchEstimate::of(&plan(&graph, None), 3, 17, &[DEVICE, HOST], WITHOUT);
     assert_eq!((estimate.tokens, estimate.visible_slots, estimate.crossings), (3, 17, 2));
     // The device is bound by memory, the host's matmul by arithmetic.
     let traffic = cost(&graph, "w0").traffic + cost(&graph, "w2").traffic;
@@ -71,11 +74,11 @@ fn backends_compute_in_turn_copy_activations_and_wait_for_each_other() {
     assert_near(estimate.tokens_per_second(), 3.0 / seconds, "speed");
     // Each matmul has a launch.
     let launching = [Rates { launch: 8.0, ..DEVICE }, Rates { launch: 16.0, ..HOST }];
-    let launched = BatchEstimate::of(&plan(&graph, None), 3, 17, &launching);
+    let launched = BatchEstimate::of(&plan(&graph, None), 3, 17, &launching, WITHOUT);
     assert_near(launched.compute[0], estimate.compute[0] + 2.0 * 8.0, "two launches");
     assert_near(launched.compute[1], estimate.compute[1] + 16.0, "one");
     let slow = Rates { f32: 1e4, ..HOST };
-    let estimate = BatchEstimate::of(&plan(&graph, None), 3, 17, &[DEVICE, slow]);
+    let estimate = BatchEstimate::of(&plan(&graph, None), 3, 17, &[DEVICE, slow], WITHOUT);
     assert_near(estimate.compute[1], on_host.operations as f64 / 1e4, "arithmetic");
 }
 
@@ -91,12 +94,16 @@ fn streamed_weights_count_as_far_as_they_take_longer_than_the_device_computes() 
     assert!(plan.streams_weights());
     let bytes = (64 * 64 * 4) as f64;
     let compute = (cost(&graph, "w0").traffic + cost(&graph, "w1.host").traffic) as f64 / 1e6;
-    let estimate = BatchEstimate::of(&plan, 16, 16, &[DEVICE, HOST]);
+    let estimate = BatchEstimate::of(&plan, 16, 16, &[DEVICE, HOST], WITHOUT);
     assert_near(estimate.compute[0], compute, "the device computes all");
     assert_eq!((estimate.compute[1], estimate.copies, estimate.crossings), (0.0, 0.0, 0));
     assert_near(estimate.streaming, bytes / 1e3 - compute, "the rest of the copy");
     let fast = Rates { link: 1e9, ..DEVICE };
-    assert_eq!(BatchEstimate::of(&plan, 16, 16, &[fast, HOST]).streaming, 0.0, "hidden behind the compute");
+    assert_eq!(
+        BatchEstimate::of(&plan, 16, 16, &[fast, HOST], WITHOUT).streaming,
+        0.0,
+        "hidden behind the compute"
+    );
 }
 
 #[test]
@@ -111,8 +118,14 @@ fn experts_in_slots_and_on_the_host_share_the_work() {
     let graph = g.finish().unwrap();
     let only = |leaf: &str| cost(&graph, leaf).traffic as f64;
     let plan = plan(&graph, None);
-    let estimate =
-        BatchEstimate::of(&plan, 2, 2, &[Rates { read: 1.0, ..DEVICE }, Rates { read: 1.0, ..HOST }]);
+    let rates = [Rates { read: 1.0, ..DEVICE }, Rates { read: 1.0, ..HOST }];
+    let estimate = BatchEstimate::of(&plan, 2, 2, &rates, WITHOUT);
+    // With slots for a quarter of the experts, 7 of 16 look-ups are assumed to find theirs.
+    let assumed = BatchEstimate::of(&plan, 2, 2, &rates, SlotHits::Assumed);
+    let fewer = estimate.compute[1] - assumed.compute[1];
+    // Here the host has the slots, too.
+    let moved = only("w.host") - only("w.host.slots");
+    assert_near(fewer, moved * (0.75 - 9.0 / 16.0), "fewer on the host");
     let adds: f64 = graph
         .node_ids()
         .filter(|node| graph.inputs(*node).len() == 2)

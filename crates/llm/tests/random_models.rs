@@ -2,14 +2,12 @@
 //! oracle on the same graph, and with transformers written out in f64 that know nothing of graphs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::recurrent::RecurrentRecipe;
-use common::reference::Reference;
-use common::streams::StreamRecipe;
-use common::{QueryNorms, Recipe, Scaling, distance, distances, engine, engine_on, logits_of};
+use crate::common::recurrent::RecurrentRecipe;
+use crate::common::reference::Reference;
+use crate::common::streams::StreamRecipe;
+use crate::common::{QueryNorms, Recipe, Scaling, distance, distances, engine, engine_on, logits_of};
 use quadriga_conformance::{Oracle, Rng};
 use quadriga_cpu::isa::Isa;
 use quadriga_graph::DType;
@@ -26,6 +24,7 @@ const EXACT_CACHE: EngineOptions = EngineOptions {
     cache_values: DType::F32,
     window_slots: 0,
     expert_slots: 0,
+    resident_experts: quadriga_llm::models::LayerSet::EMPTY,
     neuron_counts: None,
     neurons: Neurons { mode: NeuronMode::Exact, threshold: 0, slots: 0, observe: false },
     checkpoints: 0,

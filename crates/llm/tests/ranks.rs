@@ -1,17 +1,18 @@
 //! Several ranks compute what one does: as threads here, as processes of MPI in the tests of the command.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use common::judge::{Judgement, cases};
-use common::{Recipe, cpu, distance, engine, engine_on, logits_of};
-use quadriga_cluster::{Communicator, Limits, in_process};
+use crate::common::judge::{Judgement, cases};
+use crate::common::serving::{alone, batcher, options, random_stream_on, recipe, specs};
+use crate::common::{Recipe, cpu, distance, engine, engine_on, logits_of};
+use quadriga_cluster::{Communicator, InProcess, Limits, in_process};
+use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::evaluate::evaluate;
-use quadriga_llm::{Engine, EngineOptions, Error, Model, Parallelism};
+use quadriga_llm::serving::{Event, Request};
+use quadriga_llm::{Engine, EngineOptions, Error, Grid, Model, Parallelism};
 
 /// The tolerance for sums in another order, in standard deviations of the logits.
 const SAME: f64 = 1e-4;
@@ -67,7 +68,27 @@ fn divisible() -> Vec<Recipe> {
             .into_iter()
             .filter(|recipe| ["granite", "smollm3", "gemma"].contains(&recipe.architecture)),
     );
+    let mixtures = Recipe::with_experts().into_iter().map(|(_, recipe)| recipe);
+    recipes.extend(mixtures.filter(|recipe| {
+        let known = ["llama", "qwen2moe", "qwen3moe", "granitemoe"].contains(&recipe.architecture);
+        known && recipe.experts.is_some_and(|experts| experts.count > 1)
+    }));
     recipes.into_iter().map(more).collect()
+}
+
+#[test]
+fn stages_of_several_ranks_compute_what_one_does() {
+    for recipe in divisible() {
+        let (model, tokens) = (recipe.model(), recipe.tokens(40));
+        let wanted = conversation(&mut engine(model.clone(), f32_options()), &tokens);
+        let run = |engine: &mut Engine| conversation(engine, &tokens);
+        for (tensor, pipeline) in [(2, 2), (recipe.kv_heads, 3)] {
+            let parallelism = Parallelism { tensor: Some(tensor), pipeline: Some(pipeline) };
+            let found = on_ranks(&model, tensor * pipeline, parallelism, &f32_options(), run);
+            let off = distance(&found, &wanted);
+            assert!(off < SAME, "{} on {parallelism}: off by {off:.2e}", recipe.architecture);
+        }
+    }
 }
 
 #[test]
@@ -77,7 +98,7 @@ fn tensor_parallel_ranks_compute_what_one_does() {
         let wanted = conversation(&mut engine(model.clone(), f32_options()), &tokens);
         let run = |engine: &mut Engine| conversation(engine, &tokens);
         for size in [1, 2, recipe.kv_heads] {
-            let found = on_ranks(&model, size, Parallelism::Tensor, &f32_options(), run);
+            let found = on_ranks(&model, size, Parallelism::TENSOR, &f32_options(), run);
             let off = distance(&found, &wanted);
             assert!(off < SAME, "{} on {size} ranks: off by {off:.2e}", recipe.architecture);
         }
@@ -94,10 +115,58 @@ fn the_ranks_of_a_pipeline_compute_the_same_bits_as_one() {
         let wanted = conversation(&mut engine_on(cpu(1), model.clone(), options.clone()), &tokens);
         let run = |engine: &mut Engine| conversation(engine, &tokens);
         for size in [1, 2, 3] {
-            let found = on_ranks(&model, size, Parallelism::Pipeline, &options, run);
+            let found = on_ranks(&model, size, Parallelism::PIPELINE, &options, run);
             assert!(found == wanted, "{} on {size} ranks", recipe.architecture);
         }
     }
+}
+
+#[test]
+fn many_requests_are_answered_by_several_ranks_as_by_one() {
+    for (seed, recipe) in (80..).zip([recipe("llama"), recipe("qwen3")]) {
+        let model = Recipe { layers: 3, ..recipe }.model();
+        let specs = specs(&mut Rng::new(seed), 14, model.hyperparameters().vocabulary);
+        let wanted = alone(&model, &specs, DType::F32);
+        for (tensor, pipeline) in [(2, 1), (1, 3), (2, 2)] {
+            let parallelism = Parallelism { tensor: Some(tensor), pipeline: Some(pipeline) };
+            // Few pages, so that sequences are put back, and prefixes are copied.
+            let options = options(5, 10);
+            let divided = |rank: InProcess| model.clone().with_ranks(Arc::new(rank), parallelism).unwrap();
+            let mut ranks = in_process(tensor * pipeline, Limits::default()).into_iter();
+            let first = ranks.next().unwrap();
+            std::thread::scope(|scope| {
+                for rank in ranks {
+                    let (divided, options) = (&divided, options.clone());
+                    scope.spawn(move || batcher(&divided(rank), cpu(1), options).follow_ranks().unwrap());
+                }
+                drop(random_stream_on(&divided(first), cpu(1), options, seed, &specs, &wanted));
+            });
+        }
+    }
+}
+
+#[test]
+fn requests_fail_with_the_name_of_a_rank_that_has_ended() {
+    let model = recipe("llama").model();
+    let mut ranks = in_process(2, Limits::default()).into_iter();
+    let [first, second] = [ranks.next().unwrap(), ranks.next().unwrap()];
+    let divided = |rank: InProcess| model.clone().with_ranks(Arc::new(rank), Parallelism::TENSOR).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| drop(batcher(&divided(second), cpu(1), options(4, 20))));
+        let mut batcher = batcher(&divided(first), cpu(1), options(4, 20));
+        batcher.submit(Request::new(vec![1, 2, 3])).unwrap();
+        let mut failures = Vec::new();
+        while batcher.is_busy() {
+            for (_, event) in batcher.step() {
+                if let Event::Failed(error) = event {
+                    failures.push(error);
+                }
+            }
+        }
+        assert_eq!(failures.len(), 1);
+        assert!(matches!(*failures[0], Error::Cluster(_)), "{}", failures[0]);
+        assert!(failures[0].to_string().contains("rank 1"), "{}", failures[0]);
+    });
 }
 
 #[test]
@@ -107,19 +176,19 @@ fn blocks_of_quantized_weights_are_never_cut() {
     let communicator = || -> Arc<dyn Communicator> {
         Arc::new(in_process(2, Limits::default()).into_iter().next().unwrap())
     };
-    let refused = model.clone().with_ranks(communicator(), Parallelism::Tensor);
+    let refused = model.clone().with_ranks(communicator(), Parallelism::TENSOR);
     let Err(error @ Error::Ranks { .. }) = refused else { panic!("it was divided") };
     let text = error.to_string();
     assert!(text.contains("2 KV heads of 128 columns in blocks of 256: 1 parts for 2 ranks"), "{text}");
-    let divided = model.with_ranks(communicator(), Parallelism::Auto).unwrap();
-    assert_eq!(divided.ranks().unwrap().parallelism(), Parallelism::Pipeline);
+    let divided = model.with_ranks(communicator(), Parallelism::AUTO).unwrap();
+    assert_eq!(divided.ranks().unwrap().grid(), Grid { tensor: 1, pipeline: 2 });
 }
 
 #[test]
 fn more_ranks_than_layers_or_heads_are_refused_with_the_numbers() {
     let model = Recipe::new("llama").model();
     for (parallelism, wanted) in
-        [(Parallelism::Tensor, "2 KV heads"), (Parallelism::Pipeline, "2 layers for 3 ranks")]
+        [(Parallelism::TENSOR, "2 KV heads"), (Parallelism::PIPELINE, "2 layers for 3 stages")]
     {
         let first = Arc::new(in_process(3, Limits::default()).into_iter().next().unwrap());
         let text = model.clone().with_ranks(first, parallelism).err().unwrap().to_string();
@@ -138,7 +207,7 @@ fn ranks_with_other_options_are_told_so_before_they_wait_for_each_other() {
             .map(|(rank, context)| {
                 let model = model.clone();
                 scope.spawn(move || {
-                    let model = model.with_ranks(Arc::new(rank), Parallelism::Tensor).unwrap();
+                    let model = model.with_ranks(Arc::new(rank), Parallelism::TENSOR).unwrap();
                     let scheduler = quadriga_runtime::Scheduler::new([cpu(1)]);
                     let options = EngineOptions { context, ..f32_options() };
                     Engine::new(model, &scheduler, options, &mut |_| {}).err().unwrap().to_string()
@@ -162,9 +231,11 @@ fn exact_cases_of_the_default_model_hold_on_several_ranks() {
         .into_iter()
         .filter(|exact| short.contains(&exact.case.name.as_str()))
         .collect();
-    for (parallelism, size) in [(Parallelism::Tensor, 2), (Parallelism::Pipeline, 2), (Parallelism::Auto, 4)]
+    for (parallelism, size, tensor) in
+        [(Parallelism::TENSOR, 2, 2), (Parallelism::PIPELINE, 2, 1), (Parallelism::AUTO, 4, 2)]
     {
         let verdict = on_ranks(&model, size, parallelism, &options, |engine| {
+            assert_eq!(engine.model().ranks().unwrap().grid().tensor, tensor);
             let mut verdict = Judgement::default();
             for exact in &cases {
                 verdict.add(exact, &evaluate(engine, &exact.case).unwrap());

@@ -2,10 +2,10 @@
 //! that is fed the same tokens at once, and that is what the oracle computes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::recurrent::parts_of;
-use common::{Parts, Recipe, all_outputs, cpu, distance, engine, logits_of};
+use crate::common::experts::ExpertRecipe;
+use crate::common::recurrent::parts_of;
+use crate::common::reference::Reference;
+use crate::common::{Parts, Recipe, all_outputs, cpu, distance, engine, logits_of};
 use quadriga_conformance::{Oracle, Rng};
 use quadriga_graph::DType;
 use quadriga_llm::models::{GraphShape, NeuronMode, Neurons};
@@ -24,6 +24,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     cache_values: DType::F32,
     window_slots: 0,
     expert_slots: 0,
+    resident_experts: quadriga_llm::models::LayerSet::EMPTY,
     neuron_counts: None,
     neurons: Neurons { mode: NeuronMode::Exact, threshold: 0, slots: 0, observe: false },
     checkpoints: 2,
@@ -130,7 +131,8 @@ fn any_history_gives_what_a_new_engine_gives() {
                     text.extend(&tokens);
                     let found: Vec<Vec<f32>> =
                         (0..tokens.len()).map(|row| engine.logits(row).to_vec()).collect();
-                    let mut new = common::engine(model.clone(), EngineOptions { batch: 64, ..OPTIONS });
+                    let mut new =
+                        crate::common::engine(model.clone(), EngineOptions { batch: 64, ..OPTIONS });
                     let all = logits_of(&mut new, text);
                     let apart = distance(&found, &all[text.len() - count..]);
                     assert!(apart < 1e-4, "seed {seed}, step {step}: {apart}");
@@ -157,7 +159,7 @@ fn a_batch_of_several_sequences_is_computed_one_after_the_other() {
         for (sequence, text) in texts.iter().enumerate() {
             let rows = batch.iter().enumerate().filter(|(_, token)| token.sequence == sequence);
             let found: Vec<Vec<f32>> = rows.map(|(row, _)| engine.logits(row).to_vec()).collect();
-            let alone = logits_of(&mut common::engine(model.clone(), OPTIONS), text);
+            let alone = logits_of(&mut crate::common::engine(model.clone(), OPTIONS), text);
             let architecture = model.hyperparameters().architecture;
             assert!(distance(&found, &alone) < 1e-4, "{architecture}, sequence {sequence}");
         }
@@ -325,5 +327,38 @@ fn heads_in_groups_and_fused_projections_are_the_same_model() {
     ] {
         let found = distance(&logits(other), &dense);
         assert!(found < 1e-4, "{name}: off by {found:.2e}");
+    }
+}
+
+/// The family of the gated delta rule: dense, and with experts and a gated shared expert, in both orders of heads.
+pub(crate) fn delta_recipes() -> Vec<Recipe> {
+    let experts = ExpertRecipe { width: 40, shared: 56, shared_gate: true, ..ExpertRecipe::new(6, 2) };
+    let of = |architecture: &'static str, experts: Option<ExpertRecipe>| Recipe {
+        layers: 5,
+        experts,
+        ..Recipe::new(architecture)
+    };
+    vec![of("qwen35", None), of("qwen35moe", Some(experts)), of("qwen3next", Some(experts))]
+}
+
+#[test]
+fn the_gated_delta_rule_is_what_was_published() {
+    for recipe in delta_recipes() {
+        for seed in 1..3 {
+            let recipe = Recipe { seed, ..recipe.clone() };
+            let tokens = recipe.tokens(19);
+            let expected = Reference::with_delta_rule(&recipe).run_delta(&tokens);
+            let model = parts_of(&recipe).model().unwrap();
+            let context = format!("{} with seed {seed}", recipe.architecture);
+            let whole =
+                logits_of(&mut engine(model.clone(), EngineOptions { batch: 64, ..OPTIONS }), &tokens);
+            let off = distance(&whole, &expected);
+            assert!(off < 1e-4, "{context}: off by {off:.2e}");
+            let mut stepped = engine(model, OPTIONS);
+            let rows: Vec<Vec<f32>> =
+                tokens.iter().flat_map(|token| logits_of(&mut stepped, &[*token])).collect();
+            let off = distance(&rows, &expected);
+            assert!(off < 1e-4, "{context}, token by token: off by {off:.2e}");
+        }
     }
 }

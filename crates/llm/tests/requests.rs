@@ -1,13 +1,11 @@
 //! Requests: options, hooks and callbacks of one answer, and the fast path of greedy decoding.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use common::{Recipe, cpu};
+use crate::common::{Recipe, cpu};
 use quadriga_llm::sampling::{DryOptions, SamplingOptions};
 use quadriga_llm::template::Message;
 use quadriga_llm::{

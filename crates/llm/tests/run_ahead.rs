@@ -1,11 +1,9 @@
 //! Device-side argmax and run-ahead decoding give the same tokens as argmax on the host.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Recipe, cpu, engine_on};
+use crate::common::{Recipe, cpu, engine_on};
 use quadriga_graph::DType;
 use quadriga_llm::placement::offload;
 use quadriga_llm::sampling::{SamplingOptions, argmax};
@@ -81,7 +79,7 @@ fn every_output_row_has_an_argmax() {
     let mut plain = engine_on(device(), recipe.model(), options(false));
     let mut greedy = engine_on(device(), recipe.model(), options(true));
     for engine in [&mut plain, &mut greedy] {
-        engine.extend(&common::all_outputs(0, &tokens)).unwrap();
+        engine.extend(&crate::common::all_outputs(0, &tokens)).unwrap();
     }
     assert!(matches!(greedy.argmax(0), Err(Error::BatchInFlight)));
     greedy.wait().unwrap();

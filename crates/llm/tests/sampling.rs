@@ -156,7 +156,7 @@ fn options_out_of_range_are_named() {
     let wrong = [
         ("temperature", SamplingOptions { temperature: -1.0, ..plain() }),
         ("temperature", SamplingOptions { temperature: f32::NAN, ..plain() }),
-        ("top-p", SamplingOptions { top_p: 0.0, ..plain() }),
+        ("top-p", SamplingOptions { top_p: -0.1, ..plain() }),
         ("top-p", SamplingOptions { top_p: 1.5, ..plain() }),
         ("min-p", SamplingOptions { min_p: -0.1, ..plain() }),
         ("repeat-penalty", SamplingOptions { repeat_penalty: 0.0, ..plain() }),

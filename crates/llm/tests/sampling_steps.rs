@@ -1,11 +1,9 @@
 //! Logit bias, penalties, DRY, hooks and filters, each against a slow and obvious version.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::Recipe;
+use crate::common::Recipe;
 use quadriga_conformance::Rng;
 use quadriga_llm::sampling::{DryOptions, Sampler, SamplingOptions, argmax, log_probabilities};
 use quadriga_llm::tokenizer::Tokenizer;

@@ -1,11 +1,9 @@
 //! Saving and restoring the KV cache of a sequence.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Recipe, cpu, engine_on};
+use crate::common::{Recipe, cpu, engine_on};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::placement::offload;

@@ -2,16 +2,14 @@
 //! and no page is lost or shared while it is written.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use common::serving::{
+use crate::common::serving::{
     Answer, Answers, CONTEXT, Spec, alone, answer, batcher, engine_options, options, random_stream,
     random_stream_on, recipe, specs,
 };
-use common::{Recipe, cpu};
+use crate::common::{Recipe, cpu};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::sampling::SamplingOptions;
@@ -244,7 +242,8 @@ fn a_draft_model_changes_no_answer() {
     }
     let mut batcher = batcher(&model, cpu(1), options(2, 10));
     let larger = Recipe { text: false, vocabulary: 400, ..recipe("llama") }.model();
-    let recurrent = common::recurrent::parts_of(&Recipe { layers: 5, ..recipe("qwen35") }).model().unwrap();
+    let recurrent =
+        crate::common::recurrent::parts_of(&Recipe { layers: 5, ..recipe("qwen35") }).model().unwrap();
     for wrong in [larger, recurrent] {
         let refused = batcher.set_draft(wrong, &Scheduler::new([cpu(1)]), 4, &mut |_| {});
         assert!(matches!(refused, Err(Error::Option { .. })), "{refused:?}");
@@ -540,8 +539,8 @@ fn log_probabilities_are_those_of_the_model() {
         }
     }
     let all: Vec<u32> = prompt.iter().copied().chain(of_tokens.iter().map(|(token, _)| *token)).collect();
-    let mut engine = common::engine(model, engine_options(DType::F32));
-    let rows = common::logits_of(&mut engine, &all);
+    let mut engine = crate::common::engine(model, engine_options(DType::F32));
+    let rows = crate::common::logits_of(&mut engine, &all);
     assert_eq!((of_prompt.len(), of_tokens.len()), (149, 3));
     let found = of_prompt.iter().chain(of_tokens.iter().map(|(_, logprobs)| logprobs));
     for ((row, token), found) in rows.iter().zip(&all[1..]).zip(found) {
@@ -777,6 +776,22 @@ fn events_go_to_functions_and_a_function_that_declines_ends_its_request() {
     // Nobody wants them.
     service.submit_to(vec![request(4, usize::MAX)], |_| false).unwrap();
     drop(service.submit(Request { max_tokens: Some(1), ..Request::new(vec![1]) }).unwrap().last());
+    assert_eq!((service.state().running, service.state().waiting), (0, 0));
+}
+
+#[test]
+fn the_state_has_no_request_whose_function_declined() {
+    let model = recipe("llama").model();
+    let service = Service::start(batcher(&model, cpu(1), options(2, 10))).unwrap();
+    let (sender, dropped) = std::sync::mpsc::channel::<()>();
+    let sink = Box::new(move |_| {
+        let _ = &sender;
+        false
+    });
+    let endless = Request { max_tokens: None, past_end: true, ..Request::new(vec![1, 2, 3]) };
+    service.submit_to(vec![(endless, sink)], |ids| ids.is_ok()).unwrap();
+    // The request has ended when its function is dropped, and nothing else happens that would count anew.
+    assert!(dropped.recv().is_err());
     assert_eq!((service.state().running, service.state().waiting), (0, 0));
 }
 

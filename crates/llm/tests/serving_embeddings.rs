@@ -1,16 +1,15 @@
 //! Embeddings in the batches of other requests: the vectors of an embedder, and answers as if there were none.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use common::serving::{Answers, CONTEXT, alone, batcher, engine_options, options, recipe, specs};
-use common::{Recipe, cpu};
+use crate::common::serving::{Answers, CONTEXT, alone, batcher, engine_options, options, recipe, specs};
+use crate::common::{Recipe, cpu};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
-use quadriga_llm::serving::{Event, Request, RequestId};
+use quadriga_llm::serving::{BatcherOptions, Event, Request, RequestId};
 use quadriga_llm::{Embedder, EmbedderOptions, EngineOptions, Error, Model, Pooling};
 use quadriga_runtime::{Backend, Scheduler};
 use quadriga_sim::Sim;
@@ -19,7 +18,7 @@ use quadriga_sim::Sim;
 fn models() -> [Model; 3] {
     let windows = Recipe::families().into_iter().find(|recipe| recipe.architecture == "gemma2").unwrap();
     let windows = Recipe { text: true, context: CONTEXT as u32, window: Some(30), ..windows };
-    let recurrent = common::recurrent::parts_of(&Recipe { layers: 5, ..recipe("qwen35") });
+    let recurrent = crate::common::recurrent::parts_of(&Recipe { layers: 5, ..recipe("qwen35") });
     [recipe("llama").model(), windows.model(), recurrent.model().unwrap()]
 }
 
@@ -98,4 +97,38 @@ fn a_text_may_fill_the_context_and_only_encoders_rank() {
         Err(Error::ContextFull { wanted: 385, .. })
     ));
     assert!(matches!(batcher.submit(request(5, Pooling::Rank)), Err(Error::NoClassificationHead)));
+}
+
+/// A text is a prompt like others: where tokens are due, a step has a small part of it.
+#[test]
+fn long_texts_hold_up_no_answer() {
+    let model = recipe("llama").model();
+    let paced = BatcherOptions { token_time: Some(Duration::ZERO), ..options(4, 28) };
+    let mut batcher = batcher(&model, cpu(1), paced);
+    let answer =
+        batcher.submit(Request { past_end: true, max_tokens: Some(200), ..Request::new(vec![1, 2, 3]) });
+    let answer = answer.unwrap();
+    // The pace is learned from a first one.
+    let text = |len| Request { embedding: Some(Pooling::Mean), ..Request::new(recipe("llama").tokens(len)) };
+    let first = batcher.submit(text(64)).unwrap();
+    let ended = |events: &[(RequestId, Event)], id| {
+        events.iter().any(|(of, event)| *of == id && matches!(event, Event::Finished(_)))
+    };
+    while !ended(&batcher.step(), first) {}
+    let second = batcher.submit(text(300)).unwrap();
+    let mut steps = 0;
+    loop {
+        let before = batcher.state().computed;
+        let events = batcher.step();
+        steps += 1;
+        let tokens = batcher.state().computed - before;
+        assert!(tokens <= 33, "a step of {tokens} tokens");
+        let has_token =
+            |(of, event): &(RequestId, Event)| *of == answer && matches!(event, Event::Token { .. });
+        assert!(events.iter().any(has_token), "the answer waited in step {steps}");
+        if ended(&events, second) {
+            break;
+        }
+    }
+    assert_eq!(steps, 300_usize.div_ceil(32));
 }

@@ -2,12 +2,10 @@
 //! nothing is lost.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::Recipe;
-use common::serving::{Answers, CONTEXT, alone, batcher, options, random_stream_with, recipe, specs};
+use crate::common::Recipe;
+use crate::common::serving::{Answers, CONTEXT, alone, batcher, options, random_stream_with, recipe, specs};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::Model;
@@ -18,7 +16,7 @@ use quadriga_sim::{FaultPoint, Sim};
 fn models() -> [Model; 3] {
     let windows = Recipe::families().into_iter().find(|recipe| recipe.architecture == "gemma2").unwrap();
     let windows = Recipe { text: true, context: CONTEXT as u32, window: Some(30), ..windows };
-    let recurrent = common::recurrent::parts_of(&Recipe { layers: 5, ..recipe("qwen35") });
+    let recurrent = crate::common::recurrent::parts_of(&Recipe { layers: 5, ..recipe("qwen35") });
     [recipe("llama").model(), windows.model(), recurrent.model().unwrap()]
 }
 

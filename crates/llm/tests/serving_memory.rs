@@ -1,12 +1,10 @@
 //! The memory of many requests at once is that of the plan, and of the reads in flight: a device that has exactly so much serves any stream of them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::Recipe;
-use common::serving::{CONTEXT, options, random_stream_with, recipe};
+use crate::common::Recipe;
+use crate::common::serving::{CONTEXT, options, random_stream_with, recipe};
 use quadriga_graph::DType;
 use quadriga_llm::serving::BatcherOptions;
 use quadriga_llm::{Engine, Model};
@@ -17,7 +15,7 @@ use quadriga_sim::Sim;
 fn models() -> [Model; 3] {
     let windows = Recipe::families().into_iter().find(|recipe| recipe.architecture == "gemma2").unwrap();
     let windows = Recipe { text: true, context: CONTEXT as u32, window: Some(30), ..windows };
-    let recurrent = common::recurrent::parts_of(&Recipe { layers: 5, ..recipe("qwen35") });
+    let recurrent = crate::common::recurrent::parts_of(&Recipe { layers: 5, ..recipe("qwen35") });
     [recipe("llama").model(), windows.model(), recurrent.model().unwrap()]
 }
 

@@ -1,12 +1,12 @@
 //! Many requests at once of models with recurrent layers: their states belong to sequences, and those of prefixes are found again.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::serving::{Answers, CONTEXT, Spec, alone, answer, batcher, options, random_stream, recipe};
-use common::{Recipe, cpu};
+use crate::common::serving::{
+    Answers, CONTEXT, Spec, alone, answer, batcher, options, random_stream, random_stream_with, recipe,
+};
+use crate::common::{Recipe, cpu};
 use quadriga_graph::DType;
 use quadriga_llm::sampling::SamplingOptions;
 use quadriga_llm::serving::{Batcher, BatcherOptions, Event, Request};
@@ -14,7 +14,7 @@ use quadriga_llm::{EngineOptions, Model};
 use quadriga_sim::{FaultPoint, Sim};
 
 fn qwen35() -> Model {
-    common::recurrent::parts_of(&Recipe { layers: 5, ..recipe("qwen35") }).model().unwrap()
+    crate::common::recurrent::parts_of(&Recipe { layers: 5, ..recipe("qwen35") }).model().unwrap()
 }
 
 /// Models with each kind of recurrent layer: delta rule, state space, convolutions, these with windows.
@@ -66,6 +66,38 @@ fn one_token_of_each_sequence_is_one_run() {
         sim.counts().of(FaultPoint::Run) - before
     };
     assert_eq!((runs(3), runs(8)), (runs(1), runs(1)));
+}
+
+#[test]
+fn a_device_that_finds_tokens_changes_no_answer() {
+    for (seed, model) in (170..).zip(models()) {
+        let sim = Sim::new("sim:0").build();
+        random_stream_with(&model, sim, options(5, 24), DType::F32, seed, 10, &mut |_| {});
+    }
+}
+
+#[test]
+fn a_step_that_fails_on_a_device_is_computed_again_from_the_same_states() {
+    let model = qwen35();
+    let specs: Vec<Spec> = (0..4).map(|at| greedy(recipe("llama").tokens(3 + 20 * at), 12)).collect();
+    let wanted = alone(&model, &specs, DType::F32);
+    for point in [FaultPoint::Run, FaultPoint::Transfer] {
+        for after in (0..60).step_by(7) {
+            let sim = Sim::new("sim:0").device();
+            let mut batcher = batcher(&model, Arc::clone(&sim) as _, options(4, 24));
+            let ids: Vec<_> = specs.iter().map(|spec| batcher.submit(spec.request()).unwrap()).collect();
+            sim.fail(point, after);
+            let mut answers = Answers::default();
+            while batcher.is_busy() {
+                answers.add(batcher.step());
+                batcher.check().unwrap();
+            }
+            assert_eq!(answers.failed, [], "{point:?} {after}");
+            for (id, wanted) in ids.iter().zip(&wanted) {
+                assert_eq!(answers.answers[id], *wanted, "{point:?} {after}");
+            }
+        }
+    }
 }
 
 /// The tokens of each request that were found.

@@ -2,10 +2,10 @@
 //! reaches them any more.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::serving::{Answers, CONTEXT, Spec, alone, answer, batcher, options, random_stream, recipe};
-use common::{Recipe, cpu};
+use crate::common::serving::{
+    Answers, CONTEXT, Spec, alone, answer, batcher, options, random_stream, recipe,
+};
+use crate::common::{Recipe, cpu};
 use quadriga_graph::DType;
 use quadriga_llm::sampling::SamplingOptions;
 use quadriga_llm::serving::{BatcherOptions, Request};
@@ -46,7 +46,7 @@ fn a_window_that_saves_nothing_has_no_pages_of_its_own() {
     assert_eq!(batcher.state().window_pages, 0);
     // Pages in host memory have all layers.
     let kept = BatcherOptions { cache_ram: 1 << 20, ..options(4, 28) };
-    let batcher = common::serving::batcher(&model(5), cpu(1), kept);
+    let batcher = crate::common::serving::batcher(&model(5), cpu(1), kept);
     assert_eq!(batcher.state().window_pages, 0);
 }
 

@@ -1,12 +1,10 @@
 //! The tensors of a model by its metadata alone are those of its file.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::recurrent::parts_of;
-use common::{Parts, Recipe};
+use crate::common::recurrent::parts_of;
+use crate::common::{Parts, Recipe};
 use quadriga_gguf::File;
 use quadriga_llm::models::tensors;
 

@@ -2,12 +2,10 @@
 //! expect them, and every placement computes the same logits.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::{Recipe, distance, engine, logits_of};
+use crate::common::{Recipe, distance, engine, logits_of};
 use quadriga_graph::{DType, layer_of};
 use quadriga_llm::placement::{Devices, PlacedModel, TensorClass, TensorOverride};
 use quadriga_llm::{Engine, EngineOptions, Error, GpuLayers, Model, Placement};

@@ -1,11 +1,9 @@
 //! A model file that becomes shorter while it is used is an error, not a signal; one that was read is not needed again.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::fs;
 
-use common::{Recipe, cpu};
+use crate::common::{Recipe, cpu};
 use quadriga_gguf::File;
 use quadriga_llm::{Engine, EngineOptions, Error, Model};
 use quadriga_runtime::Scheduler;

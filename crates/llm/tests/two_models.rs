@@ -1,11 +1,9 @@
 //! Two models with equal tensor names and shapes, and different weights, on one scheduler.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Recipe, cpu};
+use crate::common::{Recipe, cpu};
 use quadriga_graph::DType;
 use quadriga_llm::placement::offload;
 use quadriga_llm::{Engine, EngineOptions, Model};

@@ -2,11 +2,9 @@
 //! sequences grow, are truncated, saved and restored.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Recipe, all_outputs, cpu, distance, engine, engine_on};
+use crate::common::{Recipe, all_outputs, cpu, distance, engine, engine_on};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::placement::offload;

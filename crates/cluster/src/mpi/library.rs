@@ -138,6 +138,7 @@ functions! {
     comm_rank = "MPI_Comm_rank" (H, *mut c_int);
     comm_size = "MPI_Comm_size" (H, *mut c_int);
     comm_dup = "MPI_Comm_dup" (H, *mut H);
+    comm_split = "MPI_Comm_split" (H, c_int, c_int, *mut H);
     comm_split_type = "MPI_Comm_split_type" (H, c_int, c_int, H, *mut H);
     comm_free = "MPI_Comm_free" (*mut H);
     comm_set_errhandler = "MPI_Comm_set_errhandler" (H, H);

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use self::library::{Interface, load};
-use self::progress::{Command, Link, Progress};
+use self::progress::{Command, Division, Link, Progress};
 use self::request::{Done, RawOperation};
 use self::setup::{Facts, set_up};
 use crate::communicator::{Communicator, Limits};
@@ -61,6 +61,9 @@ impl Default for MpiOptions {
 /// Without [`Mpi::finish`] at the end, launchers report that the program ended unexpectedly.
 pub struct Mpi {
     facts: Facts,
+    /// This rank's number among all that were started, where this is a group of them.
+    world_rank: usize,
+    shared_memory: bool,
     link: Arc<Link>,
     limits: Limits,
     /// Held while an operation runs, with how far this rank is in shared memory.
@@ -125,7 +128,8 @@ impl Mpi {
             return Err(ClusterError::OtherLauncher { launched, library: path, ranks });
         }
         let order = Mutex::new(Cursor::new());
-        Ok(Mpi { facts, link, limits, order, thread: Mutex::new(Some(thread)) })
+        let (world_rank, thread) = (facts.rank, Mutex::new(Some(thread)));
+        Ok(Mpi { facts, world_rank, shared_memory, link, limits, order, thread })
     }
 
     /// The library's path or name.
@@ -219,7 +223,7 @@ impl Communicator for Mpi {
             None => {
                 let raw = RawOperation::new(operation)?;
                 let done = Arc::new(Done::default());
-                self.link.push(Command::Run(raw, Arc::clone(&done)));
+                self.link.push(Command::Run(raw, self.facts.communicator, Arc::clone(&done)));
                 // The memory is borrowed by this call: it must not end before the operation, not even by a panic.
                 let waits = WaitOnDrop(&done);
                 work();
@@ -230,7 +234,7 @@ impl Communicator for Mpi {
     }
 
     fn fail(&self, message: &str) {
-        let (rank, host) = (self.rank(), self.host(self.rank()).to_owned());
+        let (rank, host) = (self.world_rank, self.host(self.rank()).to_owned());
         self.link.failure.set(ClusterError::RankFailed { rank, host, message: message.to_owned() });
         if let Some(segment) = &self.facts.segment {
             segment.publish_failure(message);
@@ -242,6 +246,35 @@ impl Communicator for Mpi {
 
     fn failure(&self) -> Option<ClusterError> {
         self.link.failure.get()
+    }
+
+    fn split(&self, group: u32) -> Result<Arc<dyn Communicator>, ClusterError> {
+        // MPI waits in this call: those that have just met are there.
+        self.barrier()?;
+        let order = lock(&self.order);
+        let (made, done) = (Arc::new(Mutex::new(None)), Arc::new(Done::default()));
+        let division = Division {
+            parent: self.facts.clone(),
+            group: i32::try_from(group).unwrap_or(i32::MAX),
+            shared_memory: self.shared_memory,
+            made: Arc::clone(&made),
+        };
+        self.link.push(Command::Split(Box::new(division), Arc::clone(&done)));
+        done.wait_for(self.limits.start).unwrap_or_else(|| {
+            let (seconds, library) = (self.limits.start.as_secs(), self.facts.library.clone());
+            Err(self.link.failure.set(ClusterError::Start { seconds, library }))
+        })?;
+        drop(order);
+        let facts = lock(&made).take().ok_or(ClusterError::Ended)?;
+        Ok(Arc::new(Mpi {
+            facts,
+            world_rank: self.world_rank,
+            shared_memory: self.shared_memory,
+            link: Arc::clone(&self.link),
+            limits: self.limits,
+            order: Mutex::new(Cursor::new()),
+            thread: Mutex::new(None),
+        }))
     }
 
     fn host(&self, rank: usize) -> &str {

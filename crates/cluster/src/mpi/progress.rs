@@ -16,10 +16,20 @@ use crate::watch::{Failure, Watch, lock};
 
 /// What the communication thread is told to do. Each command is answered.
 pub(super) enum Command {
-    Run(RawOperation, Arc<Done>),
+    /// An operation of one of the communicators.
+    Run(RawOperation, usize, Arc<Done>),
+    Split(Box<Division>, Arc<Done>),
     Fail(String, Arc<Done>),
     Finish(Arc<Done>),
     Abort(i32, Arc<Done>),
+}
+
+/// A group that is to be made of a communicator's ranks.
+pub(super) struct Division {
+    pub(super) parent: Facts,
+    pub(super) group: i32,
+    pub(super) shared_memory: bool,
+    pub(super) made: Arc<Mutex<Option<Facts>>>,
 }
 
 /// The connection between a communicator and its thread.
@@ -80,7 +90,8 @@ impl Link {
 impl Command {
     fn done(&self) -> &Done {
         match self {
-            Command::Run(_, done)
+            Command::Run(_, _, done)
+            | Command::Split(_, done)
             | Command::Fail(_, done)
             | Command::Finish(done)
             | Command::Abort(_, done) => done,
@@ -149,7 +160,10 @@ impl<H: Handle> Progress<H> {
             let idle = self.active.is_empty();
             let until = if idle { self.next_beat } else { Instant::now() };
             match self.link.next(until) {
-                Some(Command::Run(operation, done)) => self.begin(operation, done),
+                Some(Command::Run(operation, communicator, done)) => {
+                    self.begin(operation, communicator, done);
+                }
+                Some(Command::Split(division, done)) => done.set(self.split(&division)),
                 Some(Command::Fail(message, done)) => {
                     self.report(&message);
                     done.set(Ok(()));
@@ -181,20 +195,33 @@ impl<H: Handle> Progress<H> {
     }
 
     /// Starts an operation.
-    fn begin(&mut self, operation: RawOperation, done: Arc<Done>) {
+    fn begin(&mut self, operation: RawOperation, communicator: usize, done: Arc<Done>) {
         if let Some(failure) = self.link.failure.get() {
             return done.set(Err(failure));
         }
-        let mut request = self.started.operations;
-        match self.call(&operation, &mut request) {
+        let Some(communicator) = self.started.operations.get(communicator).copied() else {
+            return done.set(Err(ClusterError::Ended));
+        };
+        let mut request = communicator;
+        match self.call(&operation, communicator, &mut request) {
             Ok(()) => self.active.push(Active { operation, request, since: Instant::now(), done }),
             Err(error) => done.set(Err(self.link.failure.set(error))),
         }
     }
 
-    fn call(&self, operation: &RawOperation, request: &mut H) -> Result<(), ClusterError> {
+    /// Makes a group, which waits for all ranks of the communicator: they have just met.
+    fn split(&mut self, division: &Division) -> Result<(), ClusterError> {
+        self.link.failure.check()?;
+        let Division { parent, group, shared_memory, made } = division;
+        let facts = self.started.split(parent, *group, *shared_memory);
+        let facts = facts.map_err(|error| self.link.failure.set(error))?;
+        *lock(made) = Some(facts);
+        Ok(())
+    }
+
+    fn call(&self, operation: &RawOperation, comm: H, request: &mut H) -> Result<(), ClusterError> {
         let api = &self.started.api;
-        let (f, c, comm) = (&api.functions, &api.constants, self.started.operations);
+        let (f, c) = (&api.functions, &api.constants);
         let reduction = |reduction: Reduction| match reduction {
             Reduction::Sum => c.sum,
             Reduction::Max => c.max,
@@ -349,7 +376,9 @@ impl<H: Handle> Progress<H> {
         self.beats.drain(api, Instant::now() + Duration::from_secs(1));
         // SAFETY: all ranks have met, so that none fails to come here; no operation is active.
         unsafe {
-            api.check("MPI_Barrier", (api.functions.barrier)(*operations))?;
+            if let Some(all) = operations.first() {
+                api.check("MPI_Barrier", (api.functions.barrier)(*all))?;
+            }
             if !self.beats.free(api) {
                 return Err(ClusterError::Ended);
             }

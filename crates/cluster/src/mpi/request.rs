@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::error::ClusterError;
 use crate::operation::{Operation, Reduction};
@@ -96,6 +97,13 @@ impl Done {
         lock(&self.result).get_or_insert(result);
         self.done.store(true, Ordering::Release);
         self.changed.notify_all();
+    }
+
+    /// Waits for the result, but no longer than a time.
+    pub(super) fn wait_for(&self, limit: Duration) -> Option<Result<(), ClusterError>> {
+        let empty = |result: &mut Option<Result<(), ClusterError>>| result.is_none();
+        let waited = self.changed.wait_timeout_while(lock(&self.result), limit, empty);
+        waited.unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
     /// Waits for the result: it polls for a few microseconds, then sleeps.

@@ -20,13 +20,16 @@ pub(super) struct Facts {
     pub(super) rank: usize,
     pub(super) hosts: Vec<String>,
     pub(super) segment: Option<Arc<Segment>>,
+    /// Which of [`Started::operations`] it is.
+    pub(super) communicator: usize,
 }
 
 /// MPI after its start.
 pub(super) struct Started<H: Handle> {
     pub(super) api: Api<H>,
-    /// The communicator of operations, and that of heartbeats.
-    pub(super) operations: H,
+    /// The communicators of operations: of all ranks, then of groups that this rank belongs to.
+    pub(super) operations: Vec<H>,
+    /// The communicator of heartbeats.
     pub(super) beats: H,
 }
 
@@ -73,7 +76,7 @@ pub(super) unsafe fn set_up<H: Handle>(
         api.check("MPI_Comm_rank", (f.comm_rank)(c.world, &mut rank))?;
         api.check("MPI_Comm_size", (f.comm_size)(c.world, &mut size))?;
         let (rank, size) = (rank.unsigned_abs() as usize, size.unsigned_abs() as usize);
-        let hosts = hosts(&api, size)?;
+        let hosts = hosts(&api, operations, size)?;
         let segment = match shared_memory && (2..=MAX_RANKS).contains(&size) {
             true => share(&api, operations, rank, size)?,
             false => None,
@@ -83,34 +86,39 @@ pub(super) unsafe fn set_up<H: Handle>(
             Interface::OpenMpi => "Open MPI",
             Interface::Mpich => "MPICH",
         };
-        let facts = Facts { library: loaded.path.clone(), interface, rank, hosts, segment };
-        Ok((Started { api, operations, beats }, facts))
+        let facts = Facts { library: loaded.path.clone(), interface, rank, hosts, segment, communicator: 0 };
+        Ok((Started { api, operations: vec![operations], beats }, facts))
     }
 }
 
 /// The machine of each rank.
-unsafe fn hosts<H: Handle>(api: &Api<H>, size: usize) -> Result<Vec<String>, ClusterError> {
+unsafe fn hosts<H: Handle>(api: &Api<H>, all: H, size: usize) -> Result<Vec<String>, ClusterError> {
     let (mut own, mut length) = (vec![0u8; TEXT], 0);
     // SAFETY: the buffer is longer than MPI_MAX_PROCESSOR_NAME of every ABI, which is 256 at most.
     unsafe {
         let code = (api.functions.processor_name)(own.as_mut_ptr().cast(), &mut length);
         api.check("MPI_Get_processor_name", code)?;
-        gather(api, size, &own)
+        gather(api, all, size, &own)
     }
 }
 
-/// A short text of each rank.
+/// A short text of each rank of a communicator.
 ///
 /// # Safety
-/// MPI has started, and all ranks call this.
-unsafe fn gather<H: Handle>(api: &Api<H>, size: usize, own: &[u8]) -> Result<Vec<String>, ClusterError> {
+/// MPI has started, and all its ranks call this.
+unsafe fn gather<H: Handle>(
+    api: &Api<H>,
+    ranks: H,
+    size: usize,
+    own: &[u8],
+) -> Result<Vec<String>, ClusterError> {
     let (f, c) = (&api.functions, &api.constants);
     let (mut text, mut all) = ([0u8; TEXT], vec![0u8; TEXT * size]);
     // The last byte stays zero.
     text.iter_mut().zip(own).take(TEXT - 1).for_each(|(to, from)| *to = *from);
     let (from, to, count) = (text.as_ptr().cast(), all.as_mut_ptr().cast(), TEXT as c_int);
     // SAFETY: buffers are as long as the counts say.
-    let code = unsafe { (f.allgather)(from, count, c.byte, to, count, c.byte, c.world) };
+    let code = unsafe { (f.allgather)(from, count, c.byte, to, count, c.byte, ranks) };
     api.check("MPI_Allgather", code)?;
     let name = |bytes: &[u8]| {
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
@@ -143,7 +151,7 @@ unsafe fn share<H: Handle>(
     let file = if rank == 0 { MemoryFile::create(Segment::bytes(size)).ok() } else { None };
     let own = file.as_ref().map(|file| file.path.to_string_lossy().into_owned()).unwrap_or_default();
     // SAFETY: as in `gather`.
-    let names = unsafe { gather(api, size, own.as_bytes())? };
+    let names = unsafe { gather(api, all, size, own.as_bytes())? };
     let file = match (file, names.first()) {
         (Some(file), _) => Some(file),
         (None, Some(name)) if rank > 0 && !name.is_empty() => MemoryFile::open(name).ok(),
@@ -151,9 +159,44 @@ unsafe fn share<H: Handle>(
     };
     let map = file.as_ref().and_then(|file| file.map(Segment::bytes(size)).ok());
     // SAFETY: as in `gather`. It also keeps rank 0 from removing the name before the others have opened it.
-    let mapped = unsafe { gather(api, size, if map.is_some() { b"mapped" } else { b"" })? };
+    let mapped = unsafe { gather(api, all, size, if map.is_some() { b"mapped" } else { b"" })? };
     let all_mapped = mapped.iter().all(|mapped| mapped == "mapped");
     Ok(map.filter(|_| all_mapped).map(|map| Arc::new(Segment::new(map, size, rank))))
+}
+
+impl<H: Handle> Started<H> {
+    /// The communicator of the ranks of `parent` that give the same number. All of them call this, and it waits for them.
+    pub(super) fn split(
+        &mut self,
+        parent: &Facts,
+        group: c_int,
+        shared_memory: bool,
+    ) -> Result<Facts, ClusterError> {
+        let Some(all) = self.operations.get(parent.communicator).copied() else {
+            return Err(ClusterError::Ended);
+        };
+        let (f, c) = (&self.api.functions, &self.api.constants);
+        let (mut communicator, mut rank, mut size) = (all, 0, 0);
+        // SAFETY: handles are the library's own, all pointers are to local variables, and all ranks of a communicator call this.
+        unsafe {
+            let code = (f.comm_split)(all, group, parent.rank as c_int, &mut communicator);
+            self.api.check("MPI_Comm_split", code)?;
+            let code = (f.comm_set_errhandler)(communicator, c.errors_return);
+            self.api.check("MPI_Comm_set_errhandler", code)?;
+            self.api.check("MPI_Comm_rank", (f.comm_rank)(communicator, &mut rank))?;
+            self.api.check("MPI_Comm_size", (f.comm_size)(communicator, &mut size))?;
+            let (rank, size) = (rank.unsigned_abs() as usize, size.unsigned_abs() as usize);
+            let hosts = hosts(&self.api, communicator, size)?;
+            let segment = match shared_memory && (2..=MAX_RANKS).contains(&size) {
+                true => share(&self.api, communicator, rank, size)?,
+                false => None,
+            };
+            self.operations.push(communicator);
+            let (library, interface) = (parent.library.clone(), parent.interface);
+            let communicator = self.operations.len() - 1;
+            Ok(Facts { library, interface, rank, hosts, segment, communicator })
+        }
+    }
 }
 
 /// A constant in the place of a pointer.

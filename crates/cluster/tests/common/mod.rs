@@ -28,6 +28,23 @@ fn bytes_of(round: usize, rank: usize, len: usize) -> Vec<u8> {
     (0..len).map(|index| (round * 17 + rank * 5 + index) as u8).collect()
 }
 
+/// Divides the ranks twice, and compares operations of the groups between those of all.
+pub(crate) fn groups(ranks: &dyn Communicator, seed: u64) {
+    let (rank, size) = (ranks.rank(), ranks.size());
+    // Neighbours; and those that are in the same place of each.
+    let rows = ranks.split((rank / 2) as u32).unwrap();
+    let columns = ranks.split((rank % 2) as u32).unwrap();
+    assert_eq!((rows.rank(), rows.size()), (rank % 2, (size - rank / 2 * 2).min(2)));
+    assert_eq!((columns.rank(), columns.size()), (rank / 2, (size + 1 - rank % 2) / 2));
+    for round in 0..3 {
+        random_operations(&*rows, seed + round + (rank / 2) as u64 * 100, 8);
+        random_operations(ranks, seed + round, 4);
+        random_operations(&*columns, seed + round + (rank % 2) as u64 * 100, 8);
+    }
+    let within = rows.split(rows.rank() as u32).unwrap();
+    assert_eq!((within.rank(), within.size()), (0, 1));
+}
+
 /// Runs `rounds` random operations, which are the same on all ranks, and compares every result.
 pub(crate) fn random_operations(ranks: &dyn Communicator, seed: u64, rounds: usize) {
     let (rank, size) = (ranks.rank(), ranks.size());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use quadriga_cluster::{ClusterError, Communicator};
 
 use super::BatchToken;
-use crate::Result;
+use crate::{Error, Result};
 
 /// A call of the engine that every rank makes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -21,7 +21,8 @@ const FIRST: usize = 64;
 
 const EXTEND: u8 = 1;
 const TRUNCATE: u8 = 2;
-const END: u8 = 3;
+/// The message of an engine that ends.
+pub(crate) const END: u8 = 3;
 
 impl RankCommand {
     fn encode(&self) -> Vec<u8> {
@@ -74,7 +75,11 @@ impl Leader {
     }
 
     pub(crate) fn tell(&self, command: &RankCommand) -> Result<()> {
-        let mut message = command.encode();
+        self.send(command.encode())
+    }
+
+    /// Sends a message that the others get from [`next_message`].
+    pub(crate) fn send(&self, mut message: Vec<u8>) -> Result<()> {
         Ok(exchange(&*self.0, &mut message)?)
     }
 }
@@ -88,11 +93,19 @@ impl Drop for Leader {
 
 /// What the first rank tells next.
 pub(crate) fn next_command(communicator: &dyn Communicator) -> Result<RankCommand> {
+    RankCommand::decode(&next_message(communicator)?).ok_or_else(unreadable)
+}
+
+/// The next message of the first rank; that it has ended is [`END`] alone.
+pub(crate) fn next_message(communicator: &dyn Communicator) -> Result<Vec<u8>> {
     let mut message = Vec::new();
     exchange(communicator, &mut message)?;
-    let unknown =
-        || ClusterError::Disagreement("a message of rank 0 cannot be read; is it another version?".into());
-    Ok(RankCommand::decode(&message).ok_or_else(unknown)?)
+    Ok(message)
+}
+
+/// That a message cannot be read.
+pub(crate) fn unreadable() -> Error {
+    ClusterError::Disagreement("a message of rank 0 cannot be read; is it another version?".into()).into()
 }
 
 /// A message of the first rank to all: its length and first bytes, then the rest, if there is any.

@@ -6,8 +6,9 @@ use quadriga_graph::{DType, PAGE_SLOTS};
 use quadriga_runtime::Scheduler;
 
 use super::recurrent::RecurrentRows;
+use crate::adapter::Adapter;
 use crate::hyperparameters::{Hyperparameters, LayerShape};
-use crate::models::{GraphShape, NeuronMode, Neurons, PageTable, WindowCache};
+use crate::models::{GraphShape, LayerSet, NeuronMode, Neurons, PageTable, WindowCache};
 use crate::{Error, Model, NeuronCounts, Result};
 
 /// The capacity of an engine.
@@ -42,6 +43,8 @@ pub struct EngineOptions {
     /// Slots for experts on devices, in all layers together: an expert in a slot is computed there, while the host computes
     /// the others, and experts move into slots as they are used. 0: experts are computed where their tensors are.
     pub expert_slots: usize,
+    /// The layers without slots: accelerators have the tensors of their experts.
+    pub resident_experts: LayerSet,
     /// How the neurons of feed-forward networks are computed: whether rows of inactive ones are skipped.
     pub neurons: Neurons,
     /// How often each neuron is active: the most active ones are in [`Neurons::slots`] from the beginning. Without counts, neurons
@@ -94,6 +97,7 @@ impl Default for EngineOptions {
             window_slots: 0,
             checkpoints: 4,
             expert_slots: 0,
+            resident_experts: LayerSet::EMPTY,
             neurons: Neurons::default(),
             neuron_counts: None,
             hidden: false,
@@ -174,8 +178,15 @@ impl EngineOptions {
             let wanted = "exact or dense: the file has no predictors";
             return Err(Error::Option { name, value, wanted });
         }
-        let experts = hyper.layers.iter().filter_map(|layer| layer.experts);
+        let with_slots = hyper.layers.iter().enumerate();
+        let with_slots = with_slots.filter(|(layer, _)| !self.resident_experts.contains(*layer));
+        let experts = with_slots.filter_map(|(_, layer)| layer.experts);
         self.expert_slots = self.expert_slots.min(experts.map(|experts| experts.count).sum());
+        let changes_experts = |adapter: &Adapter| adapter.pairs().any(|(_, pair)| pair.experts().is_some());
+        if model.adapters().iter().any(changes_experts) {
+            // Their matrices go by the numbers of experts, not by slots.
+            self.expert_slots = 0;
+        }
         // An encoder computes a text as a whole, and several short ones at once.
         let most = self.context.saturating_mul(self.sequences);
         self.batch = if hyper.encoder { self.batch.max(self.context) } else { self.batch.min(most) };
@@ -184,8 +195,8 @@ impl EngineOptions {
         self.output_rows = self.output_rows.clamp(1, self.batch);
         // The first rank reads logits, wherever they are computed; experts and neurons stay where they are.
         if model.ranks().is_some() {
-            if self.hidden || self.pages > 0 {
-                let reason = "hidden states and many sequences are not computed by several ranks yet";
+            if self.hidden {
+                let reason = "hidden states and embeddings are not computed by several ranks yet";
                 return Err(Error::Ranks { reason: reason.to_owned() });
             }
             (self.greedy, self.expert_slots, self.neurons) = (false, 0, Neurons::DENSE);
@@ -206,9 +217,10 @@ impl EngineOptions {
     /// An error if ranks compute graphs of different shapes, because memory or options differ.
     pub(crate) fn agree(&self, model: &Model) -> Result<()> {
         let Some(ranks) = model.ranks() else { return Ok(()) };
-        let EngineOptions { context, batch, sequences, output_rows, cache_keys, cache_values, .. } = self;
+        let EngineOptions { context, batch, sequences, output_rows, pages, cache_keys, cache_values, .. } =
+            self;
         let own = format!(
-            "a context of {context}, {sequences} sequences, batches of {batch} with {output_rows} outputs, a KV cache of {cache_keys} and {cache_values}"
+            "a context of {context}, {sequences} sequences, {pages} pages, batches of {batch} with {output_rows} outputs, a KV cache of {cache_keys} and {cache_values}"
         );
         let mut first = own.clone().into_bytes();
         ranks.communicator().broadcast_message(&mut first, 0)?;
@@ -421,6 +433,7 @@ impl EngineOptions {
             cache_values: self.cache_values,
             neurons: self.neurons_of(tokens),
             expert_slots: self.expert_slots,
+            resident_experts: self.resident_experts,
             observe_experts: tokens <= MAX_OBSERVED_TOKENS,
             hidden: self.hidden || !self.logits,
             logits: self.logits,

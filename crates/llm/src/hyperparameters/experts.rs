@@ -26,6 +26,8 @@ pub struct Experts {
     pub width: usize,
     /// The inner width of the expert that all tokens use, beside the selected ones; 0 if there is none.
     pub shared_width: usize,
+    /// Whether its result is multiplied with the sigmoid of a gate.
+    pub shared_gate: bool,
     /// What makes probabilities of the router's logits.
     pub gating: Gating,
     /// Whether the weights of the used experts are divided by their sum.
@@ -51,6 +53,8 @@ pub(crate) struct ExpertDefaults {
     pub(crate) width: fn(feed_forward: usize, used: usize) -> usize,
     /// The inner width of the shared expert, from that of a dense network and of an expert.
     pub(crate) shared_width: fn(feed_forward: usize, width: usize) -> usize,
+    /// See [`Experts::shared_gate`].
+    pub(crate) shared_gate: bool,
     /// See [`Experts::weighs_inputs`].
     pub(crate) weighs_inputs: bool,
 }
@@ -63,6 +67,7 @@ impl ExpertDefaults {
         normalize: true,
         width: |feed_forward, _| feed_forward,
         shared_width: |_, _| 0,
+        shared_gate: false,
         weighs_inputs: false,
     };
 
@@ -126,6 +131,7 @@ impl Keys<'_> {
             used,
             width,
             shared_width: self.shared_width(width, (defaults.shared_width)(feed_forward, width))?,
+            shared_gate: defaults.shared_gate,
             gating: self.gating(defaults.gating)?,
             normalize: self.find_flag("expert_weights_norm")?.unwrap_or(defaults.normalize),
             scale: self.find_factor("expert_weights_scale")?.unwrap_or(1.0),

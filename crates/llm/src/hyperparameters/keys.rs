@@ -36,6 +36,14 @@ impl<'f> Keys<'f> {
         self.file
     }
 
+    /// An error if the file lacks a tensor that other models may lack.
+    pub(crate) fn require_tensor(&self, name: &str) -> Result<()> {
+        if self.has_tensors {
+            self.file.tensor(name)?;
+        }
+        Ok(())
+    }
+
     /// The architecture's name.
     pub(crate) fn architecture(&self) -> &'static str {
         self.prefix

@@ -36,6 +36,7 @@ const BIASES: &[&str] = &[
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     hyper.attention_sinks = true;
+    keys.require_tensor("output.weight")?;
     hyper.require_biases(keys, BIASES)?;
     hyper.require_windows(keys, Some(WINDOW), WindowPattern::Period(2))?;
     let (gating, normalize) = (Gating::SoftmaxOfSelected, false);

@@ -55,6 +55,7 @@ mod glm4moe;
 mod gpt_oss;
 mod granite;
 mod granitemoe;
+mod layer_set;
 mod lfm2;
 mod lfm2moe;
 mod llama;
@@ -76,6 +77,7 @@ mod qwen3next;
 mod smallthinker;
 mod smollm3;
 mod tensor_list;
+mod unused_tensors;
 
 use quadriga_gguf::File;
 use quadriga_graph::{DType, Graph, GraphBuilder, layer_of};
@@ -89,8 +91,10 @@ pub(crate) use self::builder::{
     EXPERT_NUMBERS, EXPERT_SLOTS, EXPERTS_NOT_IN_SLOTS, EXPERTS_ON_HOST, SLOTS_SUFFIX,
 };
 pub(crate) use self::builder::{active_output, missed_output, predicted_output};
+pub use self::layer_set::LayerSet;
 pub use self::neurons::{NeuronMode, Neurons};
 pub use self::tensor_list::tensors;
+pub(crate) use self::unused_tensors::check_tensors;
 use crate::adapter::Adapter;
 use crate::hyperparameters::{Hyperparameters, Keys};
 use crate::ranks::RankShare;
@@ -185,6 +189,8 @@ pub struct GraphShape {
     /// Slots for experts that a device computes while the host computes the others, in all layers together; they are
     /// spread evenly. With 0, experts are computed where their tensors are.
     pub expert_slots: usize,
+    /// The layers whose experts are computed where their tensors are in any case: they get none of the slots.
+    pub resident_experts: LayerSet,
     /// How the neurons of feed-forward networks are computed.
     pub neurons: Neurons,
     /// Whether the experts that a batch with slots uses are outputs. Without, the host does not look them up, so that a device can
@@ -260,6 +266,7 @@ impl GraphShape {
             cache_keys: DType::F16,
             cache_values: DType::F16,
             expert_slots: 0,
+            resident_experts: LayerSet::EMPTY,
             neurons: Neurons::default(),
             observe_experts: true,
             hidden: false,

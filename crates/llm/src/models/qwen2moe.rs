@@ -14,6 +14,7 @@ fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
         normalize: false,
         width: ExpertDefaults::SHARE_OF_DENSE,
         shared_width: |feed_forward, _| feed_forward,
+        shared_gate: true,
         ..ExpertDefaults::NORMALIZED_SOFTMAX
     };
     hyper.read_experts(keys, defaults)

@@ -13,6 +13,7 @@ pub(super) fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     let defaults = ExpertDefaults {
         width: ExpertDefaults::SHARE_OF_DENSE,
         shared_width: |feed_forward, _| feed_forward,
+        shared_gate: true,
         ..ExpertDefaults::NORMALIZED_SOFTMAX
     };
     hyper.read_experts(keys, defaults)?;

@@ -4,17 +4,17 @@ use quadriga_graph::{TensorKind, layer_of};
 use quadriga_runtime::{BackendBytes, MAX_UPLOADS, Plan};
 
 use super::search::fitting;
-use super::{ClassResidence, Devices, GpuLayers, PlacedModel, Placement, TensorClass, residence};
+use super::{Devices, GpuLayers, PlacedModel, Placement, TensorClass, residence};
 use crate::Result;
 use crate::engine::{Engine, EngineOptions, MAX_OBSERVED_TOKENS, slot_bytes};
 use crate::model::Model;
-use crate::models::GraphShape;
+use crate::models::{GraphShape, LayerSet};
 
 /// The memory of accelerators for experts whose tensors the CPU has.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum ExpertCache {
-    /// With [`GpuLayers::Auto`], all memory that the rest of the model leaves, if that is enough for the experts of some
-    /// tokens; otherwise none.
+    /// With [`GpuLayers::Auto`], whatever is [estimated](Placement::estimate) to be the fastest: slots for experts in all memory
+    /// that the rest of the model leaves, the experts of whole layers in it, or some of both. Otherwise none.
     #[default]
     Auto,
     /// So many bytes on each accelerator.
@@ -24,7 +24,7 @@ pub enum ExpertCache {
 /// The fewest tokens whose experts the cache must have room for in every layer, to be worth its rendezvous.
 const MIN_TOKENS: usize = 2;
 
-/// Uploads that may be in flight, whose staging memory is not part of a plan.
+/// Experts whose upload may be in flight.
 const STAGED_EXPERTS: u64 = MAX_UPLOADS as u64;
 
 impl Placement {
@@ -37,83 +37,156 @@ impl Placement {
     ) -> Result<(PlacedModel, EngineOptions)> {
         let (placed, options) = plan(self)?;
         let (one, accelerators) = (expert_bytes(model)?, devices.accelerators().len());
-        let on_cpu =
-            |part: &ClassResidence| part.class == TensorClass::Experts && part.backend == accelerators;
-        let has_experts = residence(&placed.forecast.explain()).iter().any(on_cpu);
-        if one == 0 || accelerators == 0 || !has_experts || self.expert_cache == ExpertCache::Bytes(0) {
-            return Ok((placed, options));
-        }
         let is_auto = self.gpu_layers == GpuLayers::Auto;
-        // All experts are on the CPU then, and move.
-        let rest = Placement { cpu_expert_layers: usize::MAX, ..self.clone() };
-        let budgets = self.budgets(devices);
-        let (rest, with, bytes) = match self.expert_cache {
-            ExpertCache::Auto if !is_auto => return Ok((placed, options)),
-            ExpertCache::Auto => {
-                let Some((rest, with)) = fitting(plan(&rest))? else { return Ok((placed, options)) };
-                let free = |(bytes, budget): (BackendBytes, &Option<u64>)| {
-                    let left = budget.unwrap_or(0).saturating_sub(bytes.total());
-                    left.saturating_sub(STAGED_EXPERTS * one)
-                };
-                // Slots are spread evenly, so that the fullest accelerator decides.
-                let least = rest.forecast.bytes().into_iter().zip(&budgets).map(free).min();
-                (rest, with, least.unwrap_or(0))
-            }
-            ExpertCache::Bytes(bytes) if is_auto => {
-                // What the cache is given is not for other parts.
-                let least = budgets.iter().flatten().min().map(|budget| budget.saturating_sub(bytes));
-                let less = Placement { budget: least.or(self.budget), ..rest };
-                let Some((mut rest, with)) = fitting(plan(&less))? else { return Ok((placed, options)) };
-                for (accelerator, budget) in budgets.iter().enumerate() {
-                    if let Some(bytes) = budget {
-                        rest.scheduler = rest.scheduler.budget(accelerator, *bytes);
-                    }
-                }
-                (rest, with, bytes)
-            }
-            ExpertCache::Bytes(bytes) => (placed.clone(), options.clone(), bytes),
+        let may_have_slots = match self.expert_cache {
+            ExpertCache::Auto => is_auto,
+            ExpertCache::Bytes(bytes) => bytes > 0,
         };
-        let on_accelerator =
-            |part: &ClassResidence| part.class == TensorClass::Experts && part.backend < accelerators;
-        if residence(&rest.forecast.explain()).iter().any(on_accelerator) {
+        let one_slot = EngineOptions { expert_slots: 1, ..options.clone() };
+        let supports = || -> Result<bool> { Ok(one_slot.resolve(model)?.expert_slots > 0) };
+        if one == 0
+            || accelerators == 0
+            || !may_have_slots
+            || ExpertLayers::of(&placed, accelerators).on_cpu.is_empty()
+            || !supports()?
+        {
             return Ok((placed, options));
         }
-        let experts = || model.hyperparameters().layers.iter().filter_map(|layer| layer.experts);
-        let all: usize = experts().map(|experts| experts.count).sum();
-        let worth = match self.expert_cache {
-            ExpertCache::Auto => experts().map(|e| (MIN_TOKENS * e.used).min(e.count)).sum(),
-            ExpertCache::Bytes(_) => 1,
-        };
-        // A backend may need a little more for a slot than the file: packed rows are aligned.
-        let wanted = bytes.saturating_mul(accelerators as u64) / one;
-        let mut slots = usize::try_from(wanted).unwrap_or(usize::MAX).min(all);
-        while slots >= worth {
-            let with = EngineOptions { expert_slots: slots, ..with.clone() };
-            match self.check_slots(&rest, model, &with, bytes)? {
-                Some((forecast, expert_slot_bytes)) => {
-                    let placed = PlacedModel { forecast, expert_slots: slots, expert_slot_bytes, ..rest };
-                    return Ok((placed, with));
-                }
-                None => slots -= (slots / 32).max(1),
+        let slots = SlotSearch { placement: self, model, devices, one, staging: STAGED_EXPERTS * one };
+        match self.expert_cache {
+            ExpertCache::Auto => slots.choose((placed, options), plan),
+            ExpertCache::Bytes(bytes) => {
+                let (rest, with) = if is_auto {
+                    // What the cache is given is not for other parts.
+                    let least = self.budgets(devices).iter().flatten().min().copied();
+                    let less = least.map(|least| least.saturating_sub(bytes).saturating_sub(slots.staging));
+                    let less = Placement { budget: less.or(self.budget), ..self.clone() };
+                    let Some(planned) = fitting(plan(&less))? else { return Ok((placed, options)) };
+                    planned
+                } else {
+                    (placed.clone(), options.clone())
+                };
+                Ok(slots.fill(rest, &with, bytes, 1)?.unwrap_or((placed, options)))
             }
         }
-        Ok((placed, options))
+    }
+}
+
+/// The layers of a plan by the place of their experts.
+pub(super) struct ExpertLayers {
+    /// Those of which the CPU has all experts' tensors.
+    pub(super) on_cpu: LayerSet,
+    /// Those of which accelerators have some or all.
+    pub(super) resident: LayerSet,
+}
+
+impl ExpertLayers {
+    /// The layers of a plan without slots.
+    pub(super) fn of(placed: &PlacedModel, accelerators: usize) -> ExpertLayers {
+        let parts = residence(&placed.forecast.explain());
+        let experts = |of_cpu: bool| {
+            let parts = parts.iter().filter(|part| part.class == TensorClass::Experts);
+            let parts = parts.filter(move |part| (part.backend == accelerators) == of_cpu);
+            parts.flat_map(|part| part.layers.iter().copied()).collect::<LayerSet>()
+        };
+        let resident = experts(false);
+        let on_cpu = experts(true).iter().filter(|layer| !resident.contains(*layer)).collect();
+        ExpertLayers { on_cpu, resident }
+    }
+}
+
+/// The search for a number of slots.
+pub(super) struct SlotSearch<'a> {
+    pub(super) placement: &'a Placement,
+    pub(super) model: &'a Model,
+    pub(super) devices: &'a Devices,
+    /// Bytes of an expert.
+    pub(super) one: u64,
+    /// Bytes of the experts that are on their way.
+    pub(super) staging: u64,
+}
+
+impl SlotSearch<'_> {
+    /// The fewest slots that an automatic cache has for the layers that are not `resident`.
+    pub(super) fn least(&self, resident: &LayerSet) -> usize {
+        let experts = self.with_slots(resident);
+        experts.map(|experts| (MIN_TOKENS * experts.used).min(experts.count)).sum()
     }
 
-    /// The plan of the largest batch beside slots, and their bytes on each backend; `None` if a batch exceeds a budget then, or the slots `bytes` on an
-    /// accelerator.
-    fn check_slots(
+    /// The experts of the layers that are not `resident`.
+    fn with_slots(&self, resident: &LayerSet) -> impl Iterator<Item = crate::hyperparameters::Experts> {
+        let layers = self.model.hyperparameters().layers.iter().enumerate();
+        layers.filter(|(layer, _)| !resident.contains(*layer)).filter_map(|(_, layer)| layer.experts)
+    }
+
+    /// The bytes that a plan leaves on every accelerator, beside uploads.
+    pub(super) fn left(&self, rest: &PlacedModel) -> u64 {
+        let free = |(bytes, budget): (BackendBytes, Option<u64>)| {
+            budget.unwrap_or(0).saturating_sub(bytes.total()).saturating_sub(self.staging)
+        };
+        // Slots are spread evenly, so that the fullest accelerator decides.
+        let all = rest.forecast.bytes().into_iter().zip(self.placement.budgets(self.devices));
+        all.map(free).min().unwrap_or(0)
+    }
+
+    /// A plan with as many slots as there is room for in `bytes` on each accelerator, and within budgets; `None` if those
+    /// are fewer than `least`.
+    pub(super) fn fill(
+        &self,
+        mut rest: PlacedModel,
+        with: &EngineOptions,
+        bytes: u64,
+        least: usize,
+    ) -> Result<Option<(PlacedModel, EngineOptions)>> {
+        let accelerators = self.devices.accelerators().len();
+        let budgets = match self.placement.gpu_layers {
+            GpuLayers::Auto => self.placement.budgets(self.devices),
+            _ => vec![self.placement.budget; accelerators],
+        };
+        // Uploads need memory that no plan has.
+        for (accelerator, budget) in budgets.iter().enumerate() {
+            if let Some(budget) = budget {
+                let planned = budget.saturating_sub(self.staging);
+                rest.scheduler = rest.scheduler.budget(accelerator, planned);
+            }
+        }
+        let resident = ExpertLayers::of(&rest, accelerators).resident;
+        let all: usize = self.with_slots(&resident).map(|experts| experts.count).sum();
+        // A backend may need a little more for a slot than the file: packed rows are aligned.
+        let wanted = bytes.saturating_mul(accelerators as u64) / self.one;
+        let mut slots = usize::try_from(wanted).unwrap_or(usize::MAX).min(all);
+        while slots >= least.max(1) {
+            let with = EngineOptions { expert_slots: slots, resident_experts: resident, ..with.clone() };
+            if let Some((forecast, expert_slot_bytes)) = self.check(&rest, &with, bytes)? {
+                let staged = |own: &u64| if *own > 0 { self.staging } else { 0 };
+                let placed = PlacedModel {
+                    forecast,
+                    expert_slots: slots,
+                    resident_experts: resident,
+                    expert_staging_bytes: expert_slot_bytes.iter().map(staged).collect(),
+                    expert_slot_bytes,
+                    ..rest
+                };
+                return Ok(Some((placed, with)));
+            }
+            slots -= (slots / 32).max(1);
+        }
+        Ok(None)
+    }
+
+    /// The plan of the largest batch beside slots, and their bytes on each backend; `None` if a batch exceeds a budget then, weights
+    /// are no longer streamed, or the slots exceed `bytes` on an accelerator.
+    fn check(
         &self,
         placed: &PlacedModel,
-        model: &Model,
         options: &EngineOptions,
         bytes: u64,
     ) -> Result<Option<(Plan, Vec<u64>)>> {
-        let resolved = options.clone().resolve(model)?;
+        let resolved = options.clone().resolve(self.model)?;
         let all = resolved.context * resolved.sequences;
         let mut own = Vec::new();
         for tokens in [1, MAX_OBSERVED_TOKENS.min(resolved.batch)] {
-            let plan = Engine::plan_batch(model, &placed.scheduler, &resolved, tokens, all);
+            let plan = Engine::plan_batch(self.model, &placed.scheduler, &resolved, tokens, all);
             let Some(plan) = fitting(plan)? else { return Ok(None) };
             own = slot_bytes(&plan);
             // Some bytes of alignment do not count.
@@ -121,7 +194,10 @@ impl Placement {
                 return Ok(None);
             }
         }
-        let forecast = fitting(Engine::forecast(model, &placed.scheduler, options.clone()))?;
+        let forecast = fitting(Engine::forecast(self.model, &placed.scheduler, options.clone()))?;
+        // Slots must leave the memory in which weights are streamed for prompts.
+        let streams = placed.forecast.streams_weights();
+        let forecast = forecast.filter(|forecast| forecast.streams_weights() || !streams);
         Ok(forecast.map(|forecast| (forecast, own)))
     }
 }

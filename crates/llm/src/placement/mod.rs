@@ -17,6 +17,7 @@ mod batch;
 mod context;
 mod devices;
 mod estimate;
+mod expert_choice;
 mod expert_slots;
 mod neuron_slots;
 mod neurons;
@@ -24,6 +25,7 @@ mod next_gigabyte;
 mod order;
 mod overrides;
 mod parts;
+mod rank_plan;
 mod report;
 mod residence;
 mod rule;
@@ -37,19 +39,22 @@ pub use quadriga_cpu::numa::NumaMode;
 use quadriga_runtime::{Backend, Plan, Rates, Scheduler, WeightStreaming};
 
 pub use self::devices::{CpuOptions, DeviceList, DeviceName, Devices};
-pub use self::estimate::{BatchEstimate, SpeedEstimate};
+pub use self::estimate::{BatchEstimate, SlotHits, SpeedEstimate};
+pub use self::expert_choice::ExpertOption;
 pub use self::expert_slots::{ExpertCache, expert_bytes};
 pub use self::next_gigabyte::NextGigabyte;
 pub use self::order::PlacementUnit;
 use self::overrides::Overrides;
 pub use self::overrides::TensorOverride;
 pub use self::parts::ModelPart;
+pub use self::rank_plan::{GridPlan, RankPlan};
 pub use self::report::{ClassResidence, residence};
 pub use self::rule::offload;
 use self::search::Search;
 pub use self::tensor_class::TensorClass;
 use crate::engine::EngineOptions;
 use crate::model::Model;
+use crate::models::LayerSet;
 use crate::{Error, Result};
 
 /// The number of a model's layers that accelerators hold; the output matrix counts as one more.
@@ -101,6 +106,8 @@ pub struct Placement {
     pub overrides: Vec<TensorOverride>,
     /// The number of layers, from the first, whose experts are on the CPU.
     pub cpu_expert_layers: usize,
+    /// Further layers whose experts are on the CPU.
+    pub experts_on_cpu: LayerSet,
     /// Memory of accelerators for experts that the CPU has: those that are used move there while the model runs.
     pub expert_cache: ExpertCache,
     /// Whether accelerators get rows of neurons for what attention and gates leave of their memory, where the CPU has those of all.
@@ -133,6 +140,12 @@ pub struct PlacedModel {
     pub expert_slots: usize,
     /// Their bytes on each backend, which are part of its weights. Empty without slots.
     pub expert_slot_bytes: Vec<u64>,
+    /// Bytes on each backend for experts that are on their way to a slot, beside those of the plan. Empty without slots.
+    pub expert_staging_bytes: Vec<u64>,
+    /// The layers without slots, for [`EngineOptions::resident_experts`].
+    pub resident_experts: LayerSet,
+    /// With [`ExpertCache::Auto`], the ways to place experts that were compared.
+    pub expert_options: Vec<ExpertOption>,
     /// Rows of neurons on accelerators, for [`Neurons::slots`](crate::models::Neurons::slots).
     pub neuron_slots: usize,
 }

@@ -2,18 +2,20 @@
 
 use serde::Serialize;
 
+use super::expert_slots::ExpertLayers;
 use super::parts::ModelPart;
 use super::{Devices, GpuLayers, PlacedModel, Placement, PlacementUnit};
 use crate::Result;
 use crate::engine::EngineOptions;
 use crate::model::Model;
+use crate::models::LayerSet;
 
 /// A gigabyte more of an accelerator's memory, and what it would change.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct NextGigabyte {
     /// The accelerator for which it helps most.
     pub device: String,
-    /// How many more experts would have a slot.
+    /// With an expert cache: how many more experts would be on accelerators, in slots or for good.
     pub expert_slots: usize,
     /// The parts that would move to accelerators. Like parts of other layers may trade places with them, to spread evenly.
     pub moves: Vec<ModelPart>,
@@ -78,19 +80,26 @@ impl Placement {
     ) -> Result<NextGigabyte> {
         let least = self.budgets(devices).into_iter().flatten().min().unwrap_or(0);
         let larger = Placement { budget: Some(least.saturating_add(GIGABYTE)), ..self.clone() };
-        let after = larger.plan(model, devices, &EngineOptions { expert_slots: 0, ..options.clone() })?;
+        let none = EngineOptions { expert_slots: 0, resident_experts: LayerSet::EMPTY, ..options.clone() };
+        let after = larger.plan(model, devices, &none)?;
         let speed = |placed: &PlacedModel| -> Result<f64> {
-            let options = EngineOptions { expert_slots: placed.expert_slots, ..options.clone() };
+            let (expert_slots, resident_experts) = (placed.expert_slots, placed.resident_experts);
+            let options = EngineOptions { expert_slots, resident_experts, ..options.clone() };
             let estimate = self.estimate(model, devices, &options, placed)?;
             Ok(estimate.decode.as_ref().map_or(0.0, |decode| decode.tokens_per_second()))
         };
-        // Where everything fits, there are no slots: all experts are on accelerators.
-        let experts = model.hyperparameters().layers.iter().filter_map(|layer| layer.experts);
-        let all: usize = experts.map(|experts| experts.count).sum();
-        let slots = if after.expert_slots > 0 { after.expert_slots } else { all };
+        let experts = |placed: &PlacedModel| -> usize {
+            let resident = match placed.expert_slots {
+                0 => ExpertLayers::of(placed, devices.accelerators().len()).resident,
+                _ => placed.resident_experts,
+            };
+            let layers =
+                resident.iter().filter_map(|layer| model.hyperparameters().layers.get(layer)?.experts);
+            placed.expert_slots + layers.map(|experts| experts.count).sum::<usize>()
+        };
         Ok(NextGigabyte {
             device: devices.accelerators().first().map_or_else(String::new, |first| first.name().to_owned()),
-            expert_slots: slots.saturating_sub(placed.expert_slots),
+            expert_slots: experts(&after).saturating_sub(experts(placed)),
             moves: Vec::new(),
             decode: [speed(placed)?, speed(&after)?],
         })

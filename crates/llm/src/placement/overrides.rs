@@ -96,7 +96,8 @@ impl Overrides {
     pub(super) fn resolve(placement: &Placement, model: &Model, devices: &Devices) -> Result<Overrides> {
         let rules = &placement.overrides;
         let mut resolved = Overrides::default();
-        if rules.is_empty() && placement.cpu_expert_layers == 0 {
+        let (first, further) = (placement.cpu_expert_layers, placement.experts_on_cpu);
+        if rules.is_empty() && first == 0 && further.is_empty() {
             return Ok(resolved);
         }
         let numbers =
@@ -114,7 +115,7 @@ impl Overrides {
                 }
             }
             let on_cpu = TensorClass::of_weight(stacked) == TensorClass::Experts
-                && layer_of(name).is_some_and(|layer| layer < placement.cpu_expert_layers);
+                && layer_of(name).is_some_and(|layer| layer < first || further.contains(layer));
             if let Some(number) = found.or(on_cpu.then_some(cpu)) {
                 resolved.backends.entry(stacked.to_owned()).or_insert(number);
             }

@@ -13,6 +13,7 @@ use super::rule::with_expert_slots;
 use super::{Devices, GpuLayers, PlacedModel, Placement, offload};
 use crate::engine::{Engine, EngineOptions};
 use crate::model::Model;
+use crate::models::LayerSet;
 use crate::{Error, Result};
 
 /// A model, its devices, and everything else that a placement depends on.
@@ -170,6 +171,9 @@ impl Search<'_> {
             units,
             expert_slots: 0,
             expert_slot_bytes: Vec::new(),
+            expert_staging_bytes: Vec::new(),
+            resident_experts: LayerSet::EMPTY,
+            expert_options: Vec::new(),
             neuron_slots: 0,
         })
     }

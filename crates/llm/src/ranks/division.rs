@@ -1,4 +1,4 @@
-//! Which heads, feed-forward columns, vocabulary rows or layers each rank has.
+//! Which heads, feed-forward columns, experts, vocabulary rows or layers each rank has.
 //!
 //! Boundaries are at whole blocks of quantized rows; between those, work is balanced by the bytes of the weights.
 
@@ -7,22 +7,26 @@ use std::ops::Range;
 use quadriga_gguf::File;
 
 use super::Cut;
+use super::stages::{LayerBytes, balanced_stages};
 use crate::hyperparameters::{Hyperparameters, LayerShape};
 use crate::{Error, Result};
 
 /// Architectures whose layers consist of the parts that [`TensorDivision::cut`] names.
-const DIVISIBLE: &[&str] = &["llama", "qwen2", "qwen3", "gemma", "granite", "smollm3"];
+const DIVISIBLE: &[&str] =
+    &["llama", "qwen2", "qwen3", "gemma", "granite", "smollm3", "qwen2moe", "qwen3moe", "granitemoe"];
 
 /// Vocabulary rows that stay together: those that the CPU backend packs as a group.
 const ROW_GROUP: usize = 16;
 
-/// A rank's part of every layer.
+/// A rank's part of every layer of a stage.
 #[derive(Debug)]
 pub(super) struct TensorDivision {
     rank: usize,
     layers: Vec<LayerDivision>,
     /// The vocabulary rows of each rank.
     vocabulary: Vec<Range<usize>>,
+    /// The bytes of the stage's layers that a token reads on the rank that reads most.
+    heaviest: f64,
 }
 
 /// A rank's part of a layer.
@@ -31,7 +35,10 @@ struct LayerDivision {
     /// The whole layer.
     shape: LayerShape,
     kv_heads: Range<usize>,
+    /// Columns of the dense feed-forward network, or of the expert that all tokens use.
     feed_forward: Range<usize>,
+    /// Those of the other experts that the rank has.
+    experts: Range<usize>,
 }
 
 fn refused(reason: impl Into<String>) -> Error {
@@ -42,6 +49,7 @@ impl TensorDivision {
     pub(super) fn new(
         file: &File,
         hyper: &Hyperparameters,
+        stage: &Range<usize>,
         rank: usize,
         size: usize,
     ) -> Result<TensorDivision> {
@@ -49,12 +57,15 @@ impl TensorDivision {
         let mut loads = vec![0.0; size];
         let mut layers = Vec::new();
         for (index, shape) in hyper.layers.iter().enumerate() {
-            let (heads, columns) = divide_layer(file, index, shape, size, &mut loads)?;
+            let mut elsewhere = vec![0.0; size];
+            let loads = if stage.contains(&index) { &mut loads } else { &mut elsewhere };
+            let [heads, columns, experts] = divide_layer(file, index, shape, size, loads)?;
             let part = |ranges: &[Range<usize>]| ranges.get(rank).cloned().unwrap_or_default();
             layers.push(LayerDivision {
                 shape: shape.clone(),
                 kv_heads: part(&heads),
                 feed_forward: part(&columns),
+                experts: part(&experts),
             });
         }
         let head =
@@ -69,7 +80,8 @@ impl TensorDivision {
             .into_iter()
             .map(|range| range.start * group..(range.end * group).min(hyper.vocabulary))
             .collect();
-        Ok(TensorDivision { rank, layers, vocabulary })
+        let heaviest = loads.iter().copied().fold(0.0, f64::max);
+        Ok(TensorDivision { rank, layers, vocabulary, heaviest })
     }
 
     /// The hyperparameters of this rank's part.
@@ -78,9 +90,22 @@ impl TensorDivision {
         for (layer, division) in hyper.layers.iter_mut().zip(&self.layers) {
             layer.heads = division.kv_heads.len() * division.queries();
             layer.kv_heads = division.kv_heads.len();
-            layer.feed_forward = division.feed_forward.len();
+            match &mut layer.experts {
+                Some(experts) => experts.shared_width = division.feed_forward.len(),
+                None => layer.feed_forward = division.feed_forward.len(),
+            }
         }
         hyper
+    }
+
+    /// The experts of a layer that this rank has, if the layer has some.
+    pub(super) fn experts(&self, layer: usize) -> Option<Range<usize>> {
+        let layer = self.layers.get(layer)?;
+        layer.shape.experts.map(|_| layer.experts.clone())
+    }
+
+    pub(super) fn heaviest(&self) -> f64 {
+        self.heaviest
     }
 
     pub(super) fn vocabulary(&self) -> Range<usize> {
@@ -91,17 +116,19 @@ impl TensorDivision {
         self.vocabulary.iter().map(ExactSizeIterator::len).collect()
     }
 
-    pub(super) fn describe(&self) -> String {
-        let heads: usize = self.layers.iter().map(|layer| layer.kv_heads.len()).sum();
-        let of: usize = self.layers.iter().map(|layer| layer.shape.kv_heads).sum();
-        let columns: usize = self.layers.iter().map(|layer| layer.feed_forward.len()).sum();
-        let all: usize = self.layers.iter().map(|layer| layer.shape.feed_forward).sum();
+    /// What this rank has of the layers of a stage, in words.
+    pub(super) fn describe(&self, stage: &Range<usize>) -> String {
+        let layers = self.layers.get(stage.clone()).unwrap_or_default();
+        let sum = |of: fn(&LayerDivision) -> usize| layers.iter().map(of).sum::<usize>();
+        let parts = [
+            (sum(|layer| layer.kv_heads.len()), sum(|layer| layer.shape.kv_heads), "KV heads"),
+            (sum(|layer| layer.feed_forward.len()), sum(LayerDivision::width), "feed-forward columns"),
+            (sum(|layer| layer.experts.len()), sum(LayerDivision::expert_count), "experts"),
+        ];
+        let parts = parts.iter().filter(|(_, all, _)| *all > 0);
+        let parts: Vec<String> = parts.map(|(own, all, what)| format!("{own} of {all} {what}")).collect();
         let rows = self.vocabulary();
-        format!(
-            "{heads} of {of} KV heads and {columns} of {all} feed-forward columns of all layers, vocabulary rows {} to {}",
-            rows.start,
-            rows.end.saturating_sub(1)
-        )
+        format!("{}, vocabulary rows {} to {}", parts.join(", "), rows.start, rows.end.saturating_sub(1))
     }
 
     /// The part of a tensor that this rank has; `None` if it has all of it.
@@ -120,8 +147,13 @@ impl TensorDivision {
             ("attn_k", "weight" | "bias") => Some(Cut::Rows(times(&layer.kv_heads, key_length))),
             ("attn_v", "weight" | "bias") => Some(Cut::Rows(times(&layer.kv_heads, value_length))),
             ("attn_output", "weight") => Some(Cut::Columns(times(&layer.kv_heads, queries * value_length))),
-            ("ffn_gate" | "ffn_up", "weight" | "bias") => Some(Cut::Rows(layer.feed_forward.clone())),
-            ("ffn_down", "weight") => Some(Cut::Columns(layer.feed_forward.clone())),
+            ("ffn_gate" | "ffn_up" | "ffn_gate_shexp" | "ffn_up_shexp", "weight" | "bias") => {
+                Some(Cut::Rows(layer.feed_forward.clone()))
+            }
+            ("ffn_down" | "ffn_down_shexp", "weight") => Some(Cut::Columns(layer.feed_forward.clone())),
+            ("ffn_gate_exps" | "ffn_up_exps" | "ffn_down_exps" | "ffn_gate_up_exps", "weight" | "bias") => {
+                Some(Cut::Rows(layer.experts.clone()))
+            }
             _ => None,
         }
     }
@@ -131,6 +163,15 @@ impl LayerDivision {
     /// Query heads of a KV head.
     fn queries(&self) -> usize {
         self.shape.heads / self.shape.kv_heads.max(1)
+    }
+
+    /// All columns of the dense feed-forward network, or of the expert that all tokens use.
+    fn width(&self) -> usize {
+        self.shape.experts.map_or(self.shape.feed_forward, |experts| experts.shared_width)
+    }
+
+    fn expert_count(&self) -> usize {
+        self.shape.experts.map_or(0, |experts| experts.count)
     }
 }
 
@@ -144,23 +185,23 @@ fn check(file: &File, hyper: &Hyperparameters) -> Result<()> {
         )));
     }
     let known = hyper.layers.iter().all(|layer| {
-        let plain = layer.attention && layer.experts.is_none() && layer.feed_forward > 0;
-        plain && layer.window.is_none() && layer.shares_cache_of.is_none()
+        let feeds = layer.experts.is_some() || layer.feed_forward > 0;
+        layer.attention && feeds && layer.window.is_none() && layer.shares_cache_of.is_none()
     });
     if !known || hyper.attention_sinks || hyper.predictor_threshold.is_some() {
-        return Err(refused(
-            "experts, sliding windows and predictors cannot be divided yet; a pipeline can be",
-        ));
+        return Err(refused("sliding windows and predictors cannot be divided yet; a pipeline can be"));
     }
-    for part in ["attn_qkv.weight", "ffn_down_t.weight"] {
-        if file.find_tensor(&format!("blk.0.{part}")).is_some() {
-            return Err(refused(format!("{part} cannot be divided; a pipeline can be")));
+    for (index, layer) in hyper.layers.iter().enumerate() {
+        let has = |part: &str| file.find_tensor(&format!("blk.{index}.{part}")).is_some();
+        let parts = ["attn_qkv.weight", "ffn_down_t.weight", "ffn_down_shexp.bias"];
+        if let Some(part) = parts.into_iter().find(|part| has(part)) {
+            return Err(refused(format!("blk.{index}.{part} cannot be divided; a pipeline can be")));
+        }
+        if layer.experts.is_none() && !has("ffn_gate.weight") {
+            return Err(refused("gate and up in one matrix cannot be divided; a pipeline can be"));
         }
     }
-    match file.find_tensor("blk.0.ffn_gate.weight") {
-        Some(_) => Ok(()),
-        None => Err(refused("gate and up in one matrix cannot be divided; a pipeline can be")),
-    }
+    Ok(())
 }
 
 fn bytes_of(file: &File, name: &str) -> f64 {
@@ -175,14 +216,14 @@ fn block_of(file: &File, name: &str) -> usize {
 /// What each rank has of something.
 type RankRanges = Vec<Range<usize>>;
 
-/// The KV heads and feed-forward columns of each rank; adds the bytes of each to its load.
+/// The KV heads, feed-forward columns and experts of each rank; adds the bytes that a token reads of each to its load.
 fn divide_layer(
     file: &File,
     index: usize,
     shape: &LayerShape,
     size: usize,
     loads: &mut [f64],
-) -> Result<(RankRanges, RankRanges)> {
+) -> Result<[RankRanges; 3]> {
     let name = |part: &str| format!("blk.{index}.{part}.weight");
     let block = block_of(file, &name("attn_output"));
     let columns = shape.heads / shape.kv_heads.max(1) * shape.value_length;
@@ -206,30 +247,57 @@ fn divide_layer(
         ["attn_q", "attn_k", "attn_v", "attn_output"].iter().map(|part| bytes_of(file, &name(part))).sum();
     let own: Vec<f64> =
         heads.iter().map(|heads| attention * heads.len() as f64 / shape.kv_heads.max(1) as f64).collect();
-    let block = block_of(file, &name("ffn_down"));
-    let units = shape.feed_forward / block.max(1);
-    if units < size || !shape.feed_forward.is_multiple_of(block) {
-        return Err(refused(format!(
-            "layer {index} has {} feed-forward columns in blocks of {block}: {units} parts for {size} ranks; a pipeline can be divided by layers",
-            shape.feed_forward
-        )));
+    let (mut own, nothing) = (own, || vec![0..0; size]);
+    let mut experts = nothing();
+    let mut names = ["ffn_gate", "ffn_up", "ffn_down"];
+    let mut width = shape.feed_forward;
+    if let Some(mixture) = shape.experts {
+        if mixture.count < size {
+            return Err(refused(format!(
+                "layer {index} has {} experts for {size} ranks; a pipeline can be divided by layers",
+                mixture.count
+            )));
+        }
+        let parts = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_up_exps"];
+        let bytes: f64 = parts.iter().map(|part| bytes_of(file, &name(part))).sum();
+        // Of all experts, a token reads those that it uses.
+        let each = bytes / mixture.count.max(1) as f64 * mixture.used as f64 / mixture.count.max(1) as f64;
+        experts = balanced(mixture.count, each, &own);
+        for (own, range) in own.iter_mut().zip(&experts) {
+            *own += each * range.len() as f64;
+        }
+        names = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
+        width = mixture.shared_width;
     }
-    let feed_forward: f64 =
-        ["ffn_gate", "ffn_up", "ffn_down"].iter().map(|part| bytes_of(file, &name(part))).sum();
-    let ranges = balanced(units, feed_forward / units as f64, &own);
-    for ((load, own), range) in loads.iter_mut().zip(&own).zip(&ranges) {
-        *load += own + feed_forward * range.len() as f64 / units as f64;
+    let mut columns = nothing();
+    if width > 0 {
+        let [_, _, down] = names;
+        let block = block_of(file, &name(down));
+        let units = width / block.max(1);
+        if units < size || !width.is_multiple_of(block) {
+            return Err(refused(format!(
+                "layer {index} has {width} feed-forward columns in blocks of {block}: {units} parts for {size} ranks; a pipeline can be divided by layers"
+            )));
+        }
+        let bytes: f64 = names.iter().map(|part| bytes_of(file, &name(part))).sum();
+        let ranges = balanced(units, bytes / units as f64, &own);
+        for (own, range) in own.iter_mut().zip(&ranges) {
+            *own += bytes * range.len() as f64 / units as f64;
+        }
+        columns = ranges.iter().map(|range| range.start * block..range.end * block).collect();
     }
-    let ranges = ranges.iter().map(|range| range.start * block..range.end * block).collect();
-    Ok((heads, ranges))
+    loads.iter_mut().zip(&own).for_each(|(load, own)| *load += own);
+    Ok([heads, columns, experts])
 }
 
 /// Units of equal load for ranks that have some load already, so that all have about the same; at least one unit for each.
 fn balanced(units: usize, each: f64, loads: &[f64]) -> Vec<Range<usize>> {
+    if each <= 0.0 {
+        return balanced(units, 1.0, &vec![0.0; loads.len()]);
+    }
     let size = loads.len().max(1);
     let target = (loads.iter().sum::<f64>() + each * units as f64) / size as f64;
-    let wanted: Vec<f64> =
-        loads.iter().map(|load| (target - load).max(0.0) / each.max(f64::MIN_POSITIVE)).collect();
+    let wanted: Vec<f64> = loads.iter().map(|load| (target - load).max(0.0) / each).collect();
     let scale = units as f64 / wanted.iter().sum::<f64>().max(f64::MIN_POSITIVE);
     let (mut sum, mut start) = (0.0, 0);
     let mut ranges = Vec::new();
@@ -247,8 +315,31 @@ fn balanced(units: usize, each: f64, loads: &[f64]) -> Vec<Range<usize>> {
     ranges
 }
 
-/// The layers of each rank of a pipeline, balanced by the bytes of their tensors; the last rank has the output matrix, too.
+/// The bytes of each layer.
+pub(super) fn layer_bytes(file: &File, hyper: &Hyperparameters) -> Vec<LayerBytes> {
+    let mut bytes = vec![LayerBytes::default(); hyper.layers.len()];
+    for tensor in file.tensors() {
+        let layer =
+            tensor.name().strip_prefix("blk.").and_then(|name| name.split_once('.')?.0.parse::<usize>().ok());
+        let shape = layer.and_then(|layer| hyper.layers.get(layer));
+        let used =
+            |shape: &LayerShape| shape.experts.map_or(1.0, |of| of.used as f64 / of.count.max(1) as f64);
+        let share = shape.filter(|_| tensor.name().contains("_exps.")).map_or(1.0, used);
+        if let Some(bytes) = layer.and_then(|layer| bytes.get_mut(layer)) {
+            bytes.held += tensor.data().len() as f64;
+            bytes.read += share * tensor.data().len() as f64;
+        }
+    }
+    bytes
+}
+
+/// The layers of each stage of a pipeline, balanced by the bytes of their tensors: the first stage has the embedding, too, and the
+/// last one the output matrix.
 pub(super) fn layer_ranges(file: &File, hyper: &Hyperparameters, size: usize) -> Result<Vec<Range<usize>>> {
+    let count = hyper.layers.len();
+    if size == 1 {
+        return Ok(std::iter::once(0..count).collect());
+    }
     if hyper.encoder
         || hyper.streams.is_some()
         || hyper.layers.iter().any(|layer| layer.shares_cache_of.is_some())
@@ -258,38 +349,17 @@ pub(super) fn layer_ranges(file: &File, hyper: &Hyperparameters, size: usize) ->
     if hyper.recurrent.is_some() || hyper.window().is_some() {
         return Err(refused("recurrent layers and sliding windows cannot be divided yet"));
     }
-    let count = hyper.layers.len();
     if count < size {
-        return Err(refused(format!("{count} layers for {size} ranks")));
+        return Err(refused(format!("{count} layers for {size} stages")));
     }
-    let mut bytes = vec![0.0; count];
-    for tensor in file.tensors() {
-        let layer =
-            tensor.name().strip_prefix("blk.").and_then(|name| name.split_once('.')?.0.parse::<usize>().ok());
-        if let Some(bytes) = layer.and_then(|layer| bytes.get_mut(layer)) {
-            *bytes += tensor.data().len() as f64;
-        }
-    }
-    let head =
-        if file.find_tensor("output.weight").is_some() { "output.weight" } else { "token_embd.weight" };
-    let each = (bytes.iter().sum::<f64>() + bytes_of(file, head)) / size as f64;
-    let (mut start, mut sum) = (0, 0.0);
-    let mut ranges = Vec::new();
-    for rank in 0..size {
-        let most = count - (size - rank - 1);
-        let mut end = start;
-        // A layer belongs to the rank that computes most of it.
-        while end < most
-            && (end == start || sum + bytes.get(end).unwrap_or(&0.0) / 2.0 <= each * (rank + 1) as f64)
-        {
-            sum += bytes.get(end).unwrap_or(&0.0);
-            end += 1;
-        }
-        let end = if rank + 1 == size { count } else { end };
-        ranges.push(start..end);
-        start = end;
-    }
-    Ok(ranges)
+    let embedding = bytes_of(file, "token_embd.weight");
+    let head = match file.find_tensor("output.weight") {
+        Some(_) => bytes_of(file, "output.weight"),
+        None => embedding,
+    };
+    // Of the embedding, a token reads a row.
+    let ends = (LayerBytes { read: 0.0, held: embedding }, LayerBytes { read: head, held: head });
+    Ok(balanced_stages(&layer_bytes(file, hyper), ends, size))
 }
 
 #[cfg(test)]

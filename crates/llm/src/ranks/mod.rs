@@ -1,11 +1,14 @@
 //! A model that several ranks compute together: which part of it this rank has.
 
 mod division;
+mod experts;
+mod link;
+mod parallelism;
+mod stages;
 mod vocabulary;
 
 use std::fmt;
 use std::ops::Range;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,50 +16,40 @@ use quadriga_cluster::{Collectives, Communicator};
 use quadriga_gguf::File;
 use quadriga_graph::CustomOp;
 
-use self::division::{TensorDivision, layer_ranges};
+use self::division::{TensorDivision, layer_bytes, layer_ranges};
+use self::experts::local_experts;
+pub use self::link::Link;
+pub(crate) use self::link::share_sent;
+pub use self::parallelism::{Grid, Parallelism};
 use self::vocabulary::{local_rows, own_rows};
 use crate::hyperparameters::Hyperparameters;
 use crate::{Error, Result};
 
-/// How ranks divide a model.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Parallelism {
-    /// Tensor parallel where the model can be divided in that way, otherwise a pipeline.
-    #[default]
-    Auto,
-    /// Every rank has some heads, feed-forward columns and vocabulary rows of each layer.
-    Tensor,
-    /// Every rank has some of the layers.
-    Pipeline,
-}
-
-impl FromStr for Parallelism {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Parallelism, String> {
-        match text {
-            "auto" => Ok(Parallelism::Auto),
-            "tensor" => Ok(Parallelism::Tensor),
-            "pipeline" => Ok(Parallelism::Pipeline),
-            _ => Err("auto, tensor or pipeline is needed".to_owned()),
-        }
-    }
-}
-
-/// The part of a model that this rank computes, and the communicator of all ranks.
+/// The part of a model that this rank computes, and the communicators that it needs.
 pub struct RankShare {
-    collectives: Collectives,
+    /// Of all ranks.
+    world: Collectives,
+    /// Of the ranks that divide the layers of this rank's stage; the same where there is one stage.
+    stage_ranks: Collectives,
+    grid: Grid,
+    /// The layers of each stage.
+    stages: Vec<Range<usize>>,
+    /// What this rank has of each layer, where several divide them.
+    division: Option<TensorDivision>,
     /// The hyperparameters of this rank's part.
     hyper: Hyperparameters,
-    part: Part,
     /// Whether an engine has been made: the ranks follow one.
     used: AtomicBool,
 }
 
-enum Part {
-    Tensor(TensorDivision),
-    /// The layers of each rank.
-    Pipeline(Vec<Range<usize>>),
+/// What a mixture of experts needs where ranks have some of them each.
+pub(crate) struct DividedExperts {
+    /// This rank's experts.
+    pub(crate) count: usize,
+    /// Makes numbers among them of experts' numbers.
+    pub(crate) local: CustomOp,
+    /// Sums the results of all ranks.
+    pub(crate) sum: CustomOp,
 }
 
 /// A part of a tensor of the file.
@@ -73,7 +66,7 @@ const ACTIVATIONS: u16 = 1;
 const LOGITS: u16 = 2;
 
 impl RankShare {
-    /// Divides a model among the ranks of a communicator.
+    /// Divides a model among the ranks of a communicator; all of them call this.
     ///
     /// # Errors
     /// It cannot be divided in that way, with the numbers.
@@ -84,45 +77,36 @@ impl RankShare {
         parallelism: Parallelism,
     ) -> Result<RankShare> {
         let (rank, size) = (communicator.rank(), communicator.size());
-        let tensor = || TensorDivision::new(file, hyper, rank, size);
-        let pipeline = || layer_ranges(file, hyper, size);
-        let part = match parallelism {
-            Parallelism::Tensor => Part::Tensor(tensor()?),
-            Parallelism::Pipeline => Part::Pipeline(pipeline()?),
-            Parallelism::Auto => match tensor() {
-                Ok(division) => Part::Tensor(division),
-                Err(_) => Part::Pipeline(pipeline()?),
-            },
+        let same = (0..size).all(|other| communicator.host(other) == communicator.host(0));
+        let link = if same { Link::MEMORY } else { Link::NETWORK };
+        let (grid, stages, division) = divide(file, hyper, parallelism, (rank, size), link)?;
+        let world = Collectives::new(Arc::clone(&communicator));
+        let stage_ranks = match grid.tensor > 1 && grid.pipeline > 1 {
+            true => Collectives::new(communicator.split(grid.place(rank).0 as u32)?),
+            false => world.clone(),
         };
-        let hyper = match &part {
-            Part::Tensor(division) => division.hyperparameters(hyper),
-            Part::Pipeline(_) => hyper.clone(),
-        };
-        let (collectives, used) = (Collectives::new(communicator), AtomicBool::new(false));
-        Ok(RankShare { collectives, hyper, part, used })
+        let hyper =
+            division.as_ref().map_or_else(|| hyper.clone(), |division| division.hyperparameters(hyper));
+        Ok(RankShare { world, stage_ranks, grid, stages, division, hyper, used: AtomicBool::new(false) })
     }
 
     /// The communicator of all ranks.
     pub fn communicator(&self) -> &Arc<dyn Communicator> {
-        self.collectives.communicator()
+        self.world.communicator()
     }
 
-    /// How the model is divided.
-    pub fn parallelism(&self) -> Parallelism {
-        match self.part {
-            Part::Tensor(_) => Parallelism::Tensor,
-            Part::Pipeline(_) => Parallelism::Pipeline,
-        }
+    /// How the ranks divide the model.
+    pub fn grid(&self) -> Grid {
+        self.grid
     }
 
     /// This rank's part in words.
     pub fn describe(&self) -> String {
-        match &self.part {
-            Part::Tensor(division) => division.describe(),
-            Part::Pipeline(_) => {
-                let layers = self.layers();
-                format!("layers {} to {}", layers.start, layers.end.saturating_sub(1))
-            }
+        let stage = self.layers();
+        let layers = format!("layers {} to {}", stage.start, stage.end.saturating_sub(1));
+        match &self.division {
+            None => layers,
+            Some(division) => format!("of {layers} {}", division.describe(&stage)),
         }
     }
 
@@ -152,74 +136,132 @@ impl RankShare {
 
     /// This rank's layers.
     pub(crate) fn layers(&self) -> Range<usize> {
-        match &self.part {
-            Part::Tensor(_) => 0..self.hyper.layers.len(),
-            Part::Pipeline(ranges) => ranges.get(self.rank()).cloned().unwrap_or_default(),
-        }
+        let (stage, _) = self.grid.place(self.rank());
+        self.stages.get(stage).cloned().unwrap_or_default()
     }
 
     /// The part of a tensor that this rank has; `None` if it has all of it.
     pub(crate) fn cut(&self, name: &str) -> Option<Cut> {
-        match &self.part {
-            Part::Tensor(division) => division.cut(name),
-            Part::Pipeline(_) => None,
-        }
+        self.division.as_ref().and_then(|division| division.cut(name))
     }
 
     /// The rows of the embedding and of the output matrix that this rank has.
     pub(crate) fn vocabulary(&self) -> usize {
-        match &self.part {
-            Part::Tensor(division) => division.vocabulary().len(),
-            Part::Pipeline(_) => self.hyper.vocabulary,
-        }
+        self.division.as_ref().map_or(self.hyper.vocabulary, |division| division.vocabulary().len())
     }
 
     /// The operation after a product with one of the layers' matrices, if ranks have parts of its sum.
     pub(crate) fn after_product(&self, name: &str) -> Option<CustomOp> {
-        match self.cut(&format!("{name}.weight")) {
-            Some(Cut::Columns(_)) => Some(self.collectives.all_reduce()),
-            _ => None,
-        }
+        let summed = name.ends_with(".attn_output") || name.ends_with(".ffn_down");
+        (summed && self.division.is_some()).then(|| self.stage_ranks.all_reduce())
+    }
+
+    /// What a layer's mixture of experts needs, if ranks have some of its experts each.
+    pub(crate) fn divided_experts(&self, layer: usize) -> Option<DividedExperts> {
+        let experts = self.division.as_ref()?.experts(layer)?;
+        let (count, local) = (experts.len(), local_experts(experts));
+        Some(DividedExperts { count, local, sum: self.stage_ranks.all_reduce() })
+    }
+
+    /// The first of a layer's experts that this rank has.
+    pub(crate) fn first_expert(&self, layer: usize) -> usize {
+        self.division.as_ref().and_then(|division| division.experts(layer)).map_or(0, |experts| experts.start)
     }
 
     /// What embedding needs where ranks have rows of it: the tokens' rows of this rank's part, the rows that are its own, and the sum.
     pub(crate) fn embedding(&self) -> Option<[CustomOp; 3]> {
-        let Part::Tensor(division) = &self.part else { return None };
-        let rows = division.vocabulary();
-        Some([local_rows(rows.clone()), own_rows(rows), self.collectives.all_reduce()])
+        let rows = self.division.as_ref()?.vocabulary();
+        Some([local_rows(rows.clone()), own_rows(rows), self.stage_ranks.all_reduce()])
     }
 
     /// The operation that makes whole logits of this rank's, where ranks have columns of them.
     pub(crate) fn gather_logits(&self) -> Option<CustomOp> {
-        let Part::Tensor(division) = &self.part else { return None };
-        Some(self.collectives.all_gather(division.vocabulary_lengths()))
+        let division = self.division.as_ref()?;
+        Some(self.stage_ranks.all_gather(division.vocabulary_lengths()))
     }
 
-    /// The operation that receives the activations of the previous rank's layers, in a pipeline's later ranks.
+    /// The operation that receives the activations of the previous stage's layers.
     pub(crate) fn receive_activations(&self, tokens: usize) -> Option<CustomOp> {
-        let Part::Pipeline(_) = &self.part else { return None };
-        let previous = self.rank().checked_sub(1)?;
-        Some(self.collectives.receive(previous, ACTIVATIONS, [tokens, self.hyper.width]))
+        let previous = self.rank().checked_sub(self.grid.tensor)?;
+        Some(self.world.receive(previous, ACTIVATIONS, [tokens, self.hyper.width]))
     }
 
-    /// The operation that sends activations to the next rank, in a pipeline's earlier ranks.
+    /// The operation that sends activations to the next stage: each rank to the one in its place.
     pub(crate) fn send_activations(&self) -> Option<CustomOp> {
-        let (Part::Pipeline(ranges), next) = (&self.part, self.rank() + 1) else { return None };
-        (next < ranges.len()).then(|| self.collectives.send(next, ACTIVATIONS))
+        let next = self.rank() + self.grid.tensor;
+        (next < self.grid.ranks()).then(|| self.world.send(next, ACTIVATIONS))
     }
 
-    /// In a pipeline, the operation by which the first rank receives the logits.
+    /// The rank that sends the logits to the first, where that has not the last layers.
+    fn sender_of_logits(&self) -> Option<usize> {
+        (self.grid.pipeline > 1).then(|| self.grid.ranks() - self.grid.tensor)
+    }
+
+    /// The operation by which the first rank receives the logits of the last stage.
     pub(crate) fn receive_logits(&self, rows: usize) -> Option<CustomOp> {
-        let Part::Pipeline(ranges) = &self.part else { return None };
-        let last = ranges.len().checked_sub(1).filter(|last| self.leads() && *last > 0)?;
-        Some(self.collectives.receive(last, LOGITS, [rows, self.hyper.vocabulary]))
+        let sender = self.sender_of_logits().filter(|_| self.leads())?;
+        Some(self.world.receive(sender, LOGITS, [rows, self.hyper.vocabulary]))
     }
 
-    /// In a pipeline, the operation by which the last rank sends the logits to the first.
+    /// The operation by which a rank of the last stage sends the logits to the first.
     pub(crate) fn send_logits(&self) -> Option<CustomOp> {
-        let Part::Pipeline(ranges) = &self.part else { return None };
-        (self.rank() > 0 && self.rank() + 1 == ranges.len()).then(|| self.collectives.send(0, LOGITS))
+        (self.sender_of_logits() == Some(self.rank())).then(|| self.world.send(0, LOGITS))
     }
+}
+
+/// A grid, the layers of its stages, and what a rank has of them.
+type Division = (Grid, Vec<Range<usize>>, Option<TensorDivision>);
+
+/// Bytes per second that a rank is taken to read, where grids are compared.
+const READ: f64 = 20e9;
+
+/// Of the grids that the parallelism and the model allow, the one that is expected to answer fastest over a link. All ranks choose
+/// the same, since they know the same.
+fn divide(
+    file: &File,
+    hyper: &Hyperparameters,
+    parallelism: Parallelism,
+    (rank, size): (usize, usize),
+    link: Link,
+) -> Result<Division> {
+    let layers = layer_bytes(file, hyper);
+    let of = |grid: Grid| -> Result<(Division, f64)> {
+        let stages = layer_ranges(file, hyper, grid.pipeline)?;
+        let (own_stage, place) = grid.place(rank);
+        let activations = (hyper.width * size_of::<f32>()) as f64;
+        let (mut own, mut seconds) = (None, 0.0);
+        for (stage, range) in stages.iter().enumerate() {
+            let bytes = match grid.tensor {
+                1 => layers.get(range.clone()).unwrap_or_default().iter().map(|layer| layer.read).sum(),
+                tensor => {
+                    let division = TensorDivision::new(file, hyper, range, place, tensor)?;
+                    let heaviest = division.heaviest();
+                    if stage == own_stage {
+                        own = Some(division);
+                    }
+                    heaviest
+                }
+            };
+            // Two sums a layer, after attention and after the feed-forward network.
+            seconds += bytes / READ + 2.0 * range.len() as f64 * link.all_reduce(grid.tensor, activations);
+        }
+        seconds += (grid.pipeline - 1) as f64 * link.send(activations);
+        Ok(((grid, stages, own), seconds))
+    };
+    let (mut best, mut refusal) = (None, None);
+    for grid in parallelism.grids(size) {
+        match of(grid) {
+            Ok((division, seconds)) if best.as_ref().is_none_or(|(_, least)| seconds < *least) => {
+                best = Some((division, seconds));
+            }
+            Ok(_) => {}
+            Err(error) => {
+                refusal.get_or_insert(error);
+            }
+        }
+    }
+    let none = || Error::Ranks { reason: format!("{parallelism} is not a division of {size} ranks") };
+    best.map(|(division, _)| division).ok_or_else(|| refusal.unwrap_or_else(none))
 }
 
 impl fmt::Debug for RankShare {

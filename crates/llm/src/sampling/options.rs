@@ -24,7 +24,8 @@ pub struct SamplingOptions {
     pub temperature: f32,
     /// Top-k: keep the K most probable tokens; 0 keeps all.
     pub top_k: usize,
-    /// Top-p: keep the smallest set of most probable tokens whose probabilities sum to at least P; 1 keeps all.
+    /// Top-p: keep the smallest set of most probable tokens whose probabilities sum to at least P; 1 keeps all, 0 the most
+    /// probable one.
     pub top_p: f32,
     /// Min-p: keep tokens whose probability is at least P times that of the most probable one; 0 keeps all.
     pub min_p: f32,
@@ -153,11 +154,10 @@ impl SamplingOptions {
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             return wrong("temperature", self.temperature, "0 or more");
         }
-        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return wrong("top-p", self.top_p, "above 0 and at most 1");
-        }
-        if !share.contains(&self.min_p) {
-            return wrong("min-p", self.min_p, "from 0 to 1");
+        for (name, value) in [("top-p", self.top_p), ("min-p", self.min_p)] {
+            if !share.contains(&value) {
+                return wrong(name, value, "from 0 to 1");
+            }
         }
         if !(self.typical_p > 0.0 && self.typical_p <= 1.0) {
             return wrong("typical-p", self.typical_p, "above 0 and at most 1");

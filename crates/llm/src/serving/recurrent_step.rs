@@ -60,6 +60,7 @@ impl PagedEngine {
         &mut self,
         tokens: &[StepToken],
         sequences: &[StepSequence<'_>],
+        wanted: Wanted,
     ) -> Result<()> {
         let Hyperparameters { vocabulary, width, .. } = *self.model().hyperparameters();
         let groups = groups(tokens, sequences);
@@ -71,7 +72,10 @@ impl PagedEngine {
             let rows = self.choose_rows(group, &written);
             self.set_state_rows(&rows, &group.sequences);
             self.clear_outputs();
-            self.run_batch(&group.tokens, &group.sequences, Wanted::Logits)?;
+            // The outputs of several groups are joined on the host.
+            let wanted = if groups.len() > 1 { Wanted::AllLogits } else { wanted };
+            self.run_batch(&group.tokens, &group.sequences, wanted)?;
+            self.finish()?;
             written.extend(group.sequences.iter().zip(rows).map(|(sequence, [_, to])| (sequence.lane, to)));
             if groups.len() > 1 {
                 resize(&mut logits, outputs, vocabulary)?;

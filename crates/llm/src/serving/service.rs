@@ -42,6 +42,8 @@ enum Command {
         accepted: Box<dyn FnOnce(Result<Vec<RequestId>>) -> bool + Send>,
     },
     Cancel(RequestId),
+    /// Ends all requests with an error.
+    FailAll,
     /// Runs a function between two steps.
     With(Box<dyn FnOnce(&mut Batcher) + Send>),
     /// Ends what is left to do, and the thread.
@@ -74,7 +76,7 @@ impl Service {
         &self.model
     }
 
-    /// What it was doing after the latest step.
+    /// What it was doing after the latest step, submission or end of a request.
     pub fn state(&self) -> BatcherState {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -130,6 +132,12 @@ impl Service {
         };
         self.commands.send(Command::With(Box::new(work))).map_err(|_| Error::ServiceStopped)?;
         result.recv().map_err(|_| Error::ServiceStopped)
+    }
+
+    /// Ends all requests: each gets [`Event::Failed`] with [`Error::ServiceStopped`]. Those that come later are answered.
+    pub fn fail_all(&self) {
+        // If the thread has ended, so have they.
+        let _ = self.commands.send(Command::FailAll);
     }
 
     /// Ends a request, as [`Batcher::cancel`] does. No event follows, except those of the step that is being computed.
@@ -255,15 +263,24 @@ impl Worker {
                 }
             }
             Command::Cancel(id) => self.cancel(id),
+            Command::FailAll => {
+                let error = Arc::new(Error::ServiceStopped);
+                for (id, mut sink) in std::mem::take(&mut self.streams) {
+                    self.batcher.cancel(id);
+                    sink(Event::Failed(Arc::clone(&error)));
+                }
+            }
             Command::With(work) => work(&mut self.batcher),
             Command::Stop => {}
         }
         self.note_state();
     }
 
+    /// Ends a request. Its sink is dropped last: whoever notices that finds a state without the request.
     fn cancel(&mut self, id: RequestId) {
-        self.streams.remove(&id);
         self.batcher.cancel(id);
+        self.note_state();
+        self.streams.remove(&id);
     }
 
     fn report(&mut self, id: RequestId, event: Event) {

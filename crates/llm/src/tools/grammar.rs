@@ -10,6 +10,9 @@ use super::tool::{Tool, ToolChoice};
 use crate::constraint::json_rule;
 use crate::tokenizer::{TokenType, Tokenizer};
 
+/// The most calls that an answer may have. A model that repeats itself would otherwise call until its context is full.
+pub const MAX_CALLS: usize = 16;
+
 /// What an answer with tools may be.
 #[derive(Clone, Debug, Default)]
 pub struct ToolRules<'a> {
@@ -17,7 +20,7 @@ pub struct ToolRules<'a> {
     pub tools: &'a [Tool],
     /// Whether one of them must be.
     pub choice: ToolChoice,
-    /// Whether an answer may have several calls.
+    /// Whether an answer may have several calls, of which there are at most [`MAX_CALLS`]. A named tool is called once all the same.
     pub parallel: bool,
     /// The schema of an answer without calls.
     pub answer: Option<&'a Value>,
@@ -117,10 +120,11 @@ impl GrammarWriter<'_> {
         }
         self.answer()?;
         let (close, end) = (self.literal(&self.format.call_close), self.literal(&self.format.section_close));
-        let more = match self.format.separator.as_ref().filter(|_| self.rules.parallel) {
+        let may_repeat = self.rules.parallel && !matches!(self.rules.choice, ToolChoice::Named(_));
+        let more = match self.format.separator.as_ref().filter(|_| may_repeat) {
             Some(separator) => {
                 let between = self.literal(&format!("{separator}{}{lead}", self.format.call_open));
-                format!("({between} call {close})* ")
+                format!("({between} call {close}){{0,{}}} ", MAX_CALLS - 1)
             }
             None => String::new(),
         };

@@ -39,6 +39,6 @@ mod tool;
 
 pub use format::{CallSyntax, TemplateSupport, ToolFormat};
 #[cfg(feature = "constraint")]
-pub use grammar::ToolRules;
+pub use grammar::{MAX_CALLS, ToolRules};
 pub use parser::{ToolCallParser, ToolCallPiece, ToolText};
 pub use tool::{Tool, ToolChoice};

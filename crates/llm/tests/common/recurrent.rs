@@ -89,7 +89,7 @@ pub fn parts_of(recipe: &Recipe) -> Parts {
         ("state_size", 8),
         ("inner_size", 6 * 12),
     ] {
-        parts.set(&format!("qwen35.ssm.{key}"), value as u32);
+        parts.set(&format!("{}.ssm.{key}", recipe.architecture), value as u32);
     }
     let (width, keys, values) = (recipe.width, 2 * 8, 6 * 12);
     for layer in 0..recipe.layers {
@@ -112,9 +112,16 @@ pub fn parts_of(recipe: &Recipe) -> Parts {
             ("attn_gate", [values, width], 1.0),
             ("ssm_beta", [6, width], 1.0),
             ("ssm_alpha", [6, width], 1.0),
+            ("ssm_ba", [12, width], 1.0),
             ("ssm_conv1d", [2 * keys + values, 4], 1.0),
             ("ssm_out", [width, values], 1.0),
         ] {
+            let is_one = part == "ssm_ba";
+            if ["ssm_beta", "ssm_alpha", "ssm_ba"].contains(&part)
+                && is_one != (recipe.architecture == "qwen3next")
+            {
+                continue;
+            }
             parts.matrix(&name(&format!("{part}.weight")), DType::F32, shape, size);
         }
         parts.vector(&name("ssm_dt.bias"), 6, 0.0, 1.0);

@@ -1,5 +1,6 @@
 //! Reference transformers in f64, written from their papers: no KV cache, no batches, no code shared with the graphs.
 
+mod delta;
 mod experts;
 mod recurrent;
 mod streams;
@@ -9,7 +10,7 @@ use std::f64::consts::{PI, TAU};
 
 use quadriga_graph::blocks;
 
-use super::{QueryNorms, Recipe, Scaling};
+use super::{Parts, QueryNorms, Recipe, Scaling};
 
 type Row = Vec<f64>;
 
@@ -21,8 +22,13 @@ pub struct Reference {
 
 impl Reference {
     pub fn new(recipe: &Recipe) -> Reference {
+        Reference::of(recipe, recipe.parts())
+    }
+
+    /// The model of a recipe whose tensors are these.
+    fn of(recipe: &Recipe, parts: Parts) -> Reference {
         let mut weights = HashMap::new();
-        for (name, dtype, dims, bytes) in recipe.parts().tensors {
+        for (name, dtype, dims, bytes) in parts.tensors {
             let mut values = vec![0f32; dims.iter().product()];
             blocks::dequantize(dtype, &bytes, &mut values).unwrap();
             weights.insert(name, values.into_iter().map(f64::from).collect());

@@ -44,11 +44,19 @@ impl<'g> LayerBuilder<'_, 'g> {
         let (rows, route) = self.weighted_rows(experts, x, self.route(experts, router)?);
         let slots = self.model.expert_slots(self.index);
         if slots == 0 {
-            let all = ExpertMatrices { count: experts.count, slots: false, ids: route.ids, route };
-            let routed = self.routed(experts, rows, all, gate)?;
-            return Ok(match self.shared_expert(experts, x, gate)? {
-                Some(shared) => routed.add(shared),
-                None => routed,
+            let ranks = self.model.weights.ranks().and_then(|ranks| ranks.divided_experts(self.index));
+            let (count, ids) = match &ranks {
+                Some(ranks) => (ranks.count, route.ids.custom(&ranks.local, &[])),
+                None => (experts.count, route.ids),
+            };
+            let all = ExpertMatrices { count, slots: false, ids, route };
+            let mut result = self.routed(experts, rows, all, gate)?;
+            if let Some(shared) = self.shared_expert(experts, x, gate)? {
+                result = result.add(shared);
+            }
+            return Ok(match ranks {
+                Some(ranks) => result.custom(&ranks.sum, &[]),
+                None => result,
             });
         }
         let [resident, absent] = self.divide(experts, slots, route)?;
@@ -156,13 +164,14 @@ impl<'g> LayerBuilder<'_, 'g> {
     ) -> Result<Value<'g>> {
         let name = self.name(&format!("{part}_exps"));
         let _scope = self.model.g.scope(&name);
-        let ExpertMatrices { count: slots, slots: in_slots, ids, route } = matrices;
+        let ExpertMatrices { count: own, slots: in_slots, ids, route } = matrices;
         let (weights, count) = (&self.model.weights, experts.count);
-        let (layer, dims) = (format!("blk.{}", self.index), [count, out, x.shape().cols()]);
+        let (layer, columns) = (format!("blk.{}", self.index), x.shape().cols());
         let stack = if in_slots {
-            weights.expert_slots(&layer, part, dims, slots)?
+            weights.expert_slots(&layer, part, [count, out, columns], own)?
         } else {
-            weights.experts(&layer, part, dims)?
+            let first = weights.ranks().map_or(0, |ranks| ranks.first_expert(self.index));
+            weights.experts(&layer, part, first, [own, out, columns])?
         };
         let mut y = stack.mul_mat_id(x, ids);
         if let Some(scales) = weights.find_vector(&format!("{name}.scale"), count)? {
@@ -170,9 +179,13 @@ impl<'g> LayerBuilder<'_, 'g> {
             let scales = scales.reshape([count, 1]).get_rows(route.ids.reshape([tokens * used]));
             y = y.mul(scales.reshape([tokens, used, 1]));
         }
+        // Where adapters change experts, none are in slots.
+        for added in weights.low_rank_experts(&format!("{name}.weight"), [count, out, columns], x, ids)? {
+            y = y.add(added);
+        }
         let biases = match in_slots {
-            true => weights.find_vector_slots(&format!("{name}.bias"), [count, out], slots)?,
-            false => weights.find_vectors(&format!("{name}.bias"), [count, out])?,
+            true => weights.find_vector_slots(&format!("{name}.bias"), [count, out], own)?,
+            false => weights.find_vectors(&format!("{name}.bias"), [own, out])?,
         };
         Ok(match biases {
             Some(biases) => y.add_id(biases, ids),
@@ -180,7 +193,7 @@ impl<'g> LayerBuilder<'_, 'g> {
         })
     }
 
-    /// The result of the expert that all rows use, times the sigmoid of a gate where the file has one; `None` if there is
+    /// The result of the expert that all rows use, times the sigmoid of a gate where the model has one; `None` if there is
     /// no such expert.
     fn shared_expert(&self, experts: Experts, x: Value<'g>, gate: Gate) -> Result<Option<Value<'g>>> {
         if experts.shared_width == 0 {
@@ -191,9 +204,10 @@ impl<'g> LayerBuilder<'_, 'g> {
         let shared = self.linear("ffn_down_shexp", x.shape().cols(), gated.gated(gate, up))?;
         let name = self.name("ffn_gate_inp_shexp.weight");
         let _scope = self.model.g.scope(&self.name("ffn_gate_inp_shexp"));
-        Ok(Some(match self.model.weights.find_row(&name, x.shape().cols())? {
-            Some(weight) => shared.mul(weight.mul_mat(x).sigmoid()),
-            None => shared,
-        }))
+        if !experts.shared_gate {
+            return Ok(Some(shared));
+        }
+        let weight = self.model.weights.row(&name, x.shape().cols())?;
+        Ok(Some(shared.mul(weight.mul_mat(x).sigmoid())))
     }
 }

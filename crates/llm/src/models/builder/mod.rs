@@ -120,6 +120,11 @@ impl<'g> ModelBuilder<'g> {
         self.weights.check_adapters()
     }
 
+    /// The tensors of the file that nothing in the graph has asked for.
+    pub(super) fn unknown_tensors(&self) -> Vec<&'g str> {
+        self.weights.unknown()
+    }
+
     /// A builder that records the tensors it needs, in place of finding them in the file.
     pub(super) fn recording(
         g: &'g GraphBuilder,
@@ -188,11 +193,15 @@ impl<'g> ModelBuilder<'g> {
 
     /// The slots of a layer for experts that a device computes.
     fn expert_slots(&self, layer: usize) -> usize {
-        let has_experts = |layer: &LayerShape| layer.experts.is_some();
-        let of_layer = self.hyper.layers.get(layer).filter(|layer| has_experts(layer));
-        let Some(experts) = of_layer.and_then(|layer| layer.experts) else { return 0 };
-        let layers = self.hyper.layers.iter().filter(|layer| has_experts(layer)).count();
-        let before = self.hyper.layers.iter().take(layer).filter(|layer| has_experts(layer)).count();
+        let resident = &self.shape.resident_experts;
+        let has_slots = |(index, of_layer): &(usize, &LayerShape)| {
+            of_layer.experts.is_some() && !resident.contains(*index)
+        };
+        let with_slots = || self.hyper.layers.iter().enumerate().filter(has_slots);
+        let of_layer = with_slots().find(|(index, _)| *index == layer);
+        let Some(experts) = of_layer.and_then(|(_, layer)| layer.experts) else { return 0 };
+        let layers = with_slots().count();
+        let before = with_slots().take_while(|(index, _)| *index < layer).count();
         let first = |layer: usize| layer * self.shape.expert_slots / layers.max(1);
         (first(before + 1) - first(before)).min(experts.count)
     }
@@ -255,6 +264,9 @@ impl<'g> ModelBuilder<'g> {
             }
             None => embedding.get_rows(tokens),
         };
+        let dims = [self.vocabulary(), self.hyper.width];
+        let added = self.weights.low_rank_rows("token_embd.weight", dims, tokens)?;
+        let rows = added.into_iter().fold(rows, |rows, added| rows.add(added));
         Ok(scaled(rows, self.hyper.embedding_scale))
     }
 

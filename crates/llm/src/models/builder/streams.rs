@@ -165,7 +165,8 @@ impl<'g> LayerBuilder<'_, 'g> {
     }
 
     /// A gated feed-forward network whose gates are cut, in layers where they are: those within some standard deviations above
-    /// the mean of a token's become 0.
+    /// the mean of a token's become 0. The variance is the mean of the squares, as in the model's own code and in transformers
+    /// (`unbiased=False`); llama.cpp divides by one less, which moves the cut of the published models by 1 in 16,000.
     pub(in crate::models) fn feed_forward_with_cut(&self, x: Value<'g>, gate: Gate) -> Result<Value<'g>> {
         let Some(cut) = self.shape.gate_cut else { return self.feed_forward(x, gate) };
         let inner = self.feed_forward_width()?;
@@ -173,7 +174,7 @@ impl<'g> LayerBuilder<'_, 'g> {
         let gates = {
             let _scope = self.model.g.scope(&self.name("ffn_gate"));
             let above = gates.sub(gates.mean());
-            let variance = above.sqr().sum_rows().scale(1.0 / (inner.max(2) - 1) as f32);
+            let variance = above.sqr().sum_rows().scale(1.0 / inner.max(1) as f32);
             above.sub(variance.sqrt().scale(cut)).relu()
         };
         self.down(gates.gated(gate, self.linear("ffn_up", inner, x)?))

@@ -1,7 +1,7 @@
 //! The file's tensors as weights of the graph. Shape and type of each are checked before it is declared.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 
 use quadriga_gguf::File;
@@ -31,6 +31,8 @@ pub(in crate::models) struct FileWeights<'g> {
     ranks: Option<&'g RankShare>,
     /// The matrices to whose products adapters have added theirs.
     adapted: RefCell<BTreeSet<String>>,
+    /// The tensors that the graph has asked for.
+    known: RefCell<HashSet<String>>,
 }
 
 /// A low-rank product that is added to one with a matrix of the file.
@@ -153,7 +155,15 @@ impl<'g> FileWeights<'g> {
         adapters: &'g [Adapter],
         ranks: Option<&'g RankShare>,
     ) -> FileWeights<'g> {
-        FileWeights { g, file, recorder, adapters, ranks, adapted: RefCell::default() }
+        FileWeights {
+            g,
+            file,
+            recorder,
+            adapters,
+            ranks,
+            adapted: RefCell::default(),
+            known: RefCell::default(),
+        }
     }
 
     /// Which parts of tensors this rank has, where there are several.
@@ -170,7 +180,7 @@ impl<'g> FileWeights<'g> {
     ) -> Result<Vec<LowRank<'g>>> {
         let mut found = Vec::new();
         for (index, adapter) in self.adapters.iter().enumerate() {
-            let Some(pair) = adapter.pair(name) else { continue };
+            let Some(pair) = adapter.pair(name).filter(|pair| pair.of_rows.is_none()) else { continue };
             let [outputs, inputs] = dims;
             if (pair.a.dims[1], pair.b.dims[0]) != (inputs, outputs) {
                 let reason = format!(
@@ -203,6 +213,70 @@ impl<'g> FileWeights<'g> {
         Ok(found)
     }
 
+    /// What adapters add to rows `ids` of a matrix that is looked up.
+    pub(super) fn low_rank_rows(
+        &self,
+        name: &str,
+        dims: [usize; 2],
+        ids: Value<'g>,
+    ) -> Result<Vec<Value<'g>>> {
+        let mut found = Vec::new();
+        for (index, adapter) in self.adapters.iter().enumerate() {
+            let Some(pair) = adapter.pair(name) else { continue };
+            let Some(second) = &pair.of_rows else { continue };
+            if [pair.b.dims[0], second.dims[0]] != dims {
+                let [rows, columns] = dims;
+                let reason = format!(
+                    "{name} is {rows} × {columns}, but the adapter's product is {} × {}",
+                    pair.b.dims[0], second.dims[0]
+                );
+                return Err(Error::Adapter { reason });
+            }
+            self.adapted.borrow_mut().insert(name.to_owned());
+            let declare = |part: &str, matrix: &crate::adapter::AdapterMatrix| {
+                let name = format!("{name}.{part}.{index}");
+                let (dtype, dims, data) = (matrix.dtype, matrix.dims.to_vec(), Some(matrix.data.clone()));
+                self.g.weight(&name.clone(), FoundTensor { name, dtype, dims, data }.weight())
+            };
+            let rows = declare("lora_a", &pair.b).get_rows(ids);
+            found.push(declare("lora_b", second).mul_mat(rows).scale(adapter.factor(pair)));
+        }
+        Ok(found)
+    }
+
+    /// What adapters add to the products of rows `[t, used or 1, k]` with matrices of experts.
+    pub(super) fn low_rank_experts(
+        &self,
+        name: &str,
+        dims: [usize; 3],
+        x: Value<'g>,
+        ids: Value<'g>,
+    ) -> Result<Vec<Value<'g>>> {
+        let mut found = Vec::new();
+        for (index, adapter) in self.adapters.iter().enumerate() {
+            let Some(pair) = adapter.pair(name) else { continue };
+            if [pair.a.count, pair.b.dims[0], pair.a.dims[1]] != dims {
+                let [count, outputs, inputs] = dims;
+                let reason = format!(
+                    "{name} is {count} × {outputs} × {inputs}, but the products of B and A are {} × {} × {}",
+                    pair.a.count, pair.b.dims[0], pair.a.dims[1]
+                );
+                return Err(Error::Adapter { reason });
+            }
+            self.adapted.borrow_mut().insert(name.to_owned());
+            let declare = |part: &str, matrix: &crate::adapter::AdapterMatrix| {
+                let name = format!("{name}.{part}.{index}");
+                let [rows, columns] = matrix.dims;
+                let (dtype, dims, data) =
+                    (matrix.dtype, vec![matrix.count, rows, columns], Some(matrix.data.clone()));
+                self.g.weight(&name.clone(), FoundTensor { name, dtype, dims, data }.weight())
+            };
+            let inner = declare("lora_a", &pair.a).mul_mat_id(x, ids);
+            found.push(declare("lora_b", &pair.b).mul_mat_id(inner, ids).scale(adapter.factor(pair)));
+        }
+        Ok(found)
+    }
+
     /// An error if an adapter has matrices that nothing in the graph has used.
     pub(in crate::models) fn check_adapters(&self) -> Result<()> {
         let adapted = self.adapted.borrow();
@@ -220,8 +294,22 @@ impl<'g> FileWeights<'g> {
         }
     }
 
+    /// The tensors of the file that nothing in the graph has asked for.
+    pub(in crate::models) fn unknown(&self) -> Vec<&'g str> {
+        let known = self.known.borrow();
+        self.file.tensors().map(|tensor| tensor.name()).filter(|name| !known.contains(*name)).collect()
+    }
+
+    /// Notes that the graph knows a tensor.
+    fn note(&self, name: &str) {
+        if !self.known.borrow().contains(name) {
+            self.known.borrow_mut().insert(name.to_owned());
+        }
+    }
+
     /// Whether the file has a tensor.
     pub(in crate::models) fn has(&self, name: &str) -> bool {
+        self.note(name);
         match self.recorder {
             Some(recorder) => recorder.has(name),
             None => self.file.find_tensor(name).is_some(),
@@ -284,11 +372,17 @@ impl<'g> FileWeights<'g> {
         Ok(Some(self.g.weight(name, tensor.weight())))
     }
 
-    /// The matrices `[count, rows, columns]` of a layer's experts: one tensor, or, in the oldest files, one for each expert.
-    /// Those are joined only while a backend loads them.
-    pub(super) fn experts(&self, layer: &str, part: &str, dims: [usize; 3]) -> Result<Value<'g>> {
+    /// The matrices `[count, rows, columns]` of a layer's experts from `first_expert` on: one tensor, or, in the oldest files, one
+    /// for each expert. Those are joined only while a backend loads them.
+    pub(super) fn experts(
+        &self,
+        layer: &str,
+        part: &str,
+        first_expert: usize,
+        dims: [usize; 3],
+    ) -> Result<Value<'g>> {
         let name = format!("{layer}.{part}_exps.weight");
-        let of = |expert: usize| format!("{layer}.{part}.{expert}.weight");
+        let of = |expert: usize| format!("{layer}.{part}.{}.weight", first_expert + expert);
         if self.has(&name) || !self.has(&of(0)) {
             return self.get(&name, &dims);
         }
@@ -349,13 +443,10 @@ impl<'g> FileWeights<'g> {
         self.has(name).then(|| self.elements(name, &dims)).transpose()
     }
 
-    /// A matrix `[1, len]` that files may have as a vector, if the file has it.
-    pub(super) fn find_row(&self, name: &str, len: usize) -> Result<Option<Value<'g>>> {
-        if !self.has(name) {
-            return Ok(None);
-        }
+    /// A matrix `[1, len]` that files may have as a vector.
+    pub(super) fn row(&self, name: &str, len: usize) -> Result<Value<'g>> {
         let dims: &[usize] = if self.rows(name) == Some(1) { &[1, len] } else { &[len] };
-        Ok(Some(self.g.weight(name, self.tensor(name, dims)?.reshaped([1, len]))))
+        Ok(self.g.weight(name, self.tensor(name, dims)?.reshaped([1, len])))
     }
 
     /// Rows of a matrix that several fused ones share, as a weight of its own: so backends pack it and choose kernels for it
@@ -405,6 +496,7 @@ impl<'g> FileWeights<'g> {
 
     /// The tensor of this name and shape.
     pub(super) fn tensor(&self, name: &str, dims: &[usize]) -> Result<FoundTensor> {
+        self.note(name);
         let found = |dtype, dims: &[usize], data| FoundTensor {
             name: name.to_owned(),
             dtype,

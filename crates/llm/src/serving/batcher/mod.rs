@@ -102,6 +102,14 @@ struct StepPart {
 }
 
 impl Batcher {
+    /// Computes what the first rank's batcher computes, until that is dropped: for every other rank of several.
+    ///
+    /// # Errors
+    /// The model is not divided, or ranks could not compute or exchange data.
+    pub fn follow_ranks(&mut self) -> Result<()> {
+        self.engine.follow_first()
+    }
+
     /// Plans the model for the scheduler's backends, loads the weights and allocates the KV cache.
     pub fn new(
         model: Model,
@@ -114,6 +122,14 @@ impl Batcher {
         options.engine = engine.options().clone();
         if engine.model().hyperparameters().recurrent.is_some() {
             (options.lookup, options.cache_ram) = (0, 0);
+        }
+        if engine.model().ranks().is_some() {
+            options.cache_ram = 0;
+            if options.cache_file.is_some() {
+                let reason =
+                    "each rank has a part of the KV cache, which is not kept in a file yet".to_owned();
+                return Err(Error::Ranks { reason });
+            }
         }
         let mut pool = PagePool::new(SCRAP_PAGES, options.engine.pages);
         // The states of recurrent layers stay where they are.
@@ -296,6 +312,7 @@ impl Batcher {
         }
         let failed = failed.map(Arc::new);
         self.state.steps += 1;
+        self.state.stepped += parts.len() as u64;
         let (mut output, mut computed) = (0, 0);
         let mut ended: Vec<RequestId> = Vec::new();
         for part in &parts {

@@ -29,7 +29,9 @@ pub struct BatcherState {
     pub file_pages: usize,
     /// Steps so far.
     pub steps: u64,
-    /// Of these, the ones that a device began before the host knew the tokens of the step before.
+    /// Sequences of all steps so far, together.
+    pub stepped: u64,
+    /// Of the steps, the ones that a device began before the host knew the tokens of the step before.
     pub steps_ahead: u64,
     /// Tokens computed so far.
     pub computed: u64,

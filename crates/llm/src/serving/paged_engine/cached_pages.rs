@@ -33,6 +33,7 @@ impl PagedEngine {
 
     /// Reads the keys and values of a page.
     pub(in crate::serving) fn read_page(&mut self, page: PageId) -> Result<Vec<u8>> {
+        self.refuse_ranks()?;
         self.secure_results()?;
         let mut content = Vec::with_capacity(self.page_bytes());
         for (name, bytes) in self.page_parts() {
@@ -47,6 +48,7 @@ impl PagedEngine {
 
     /// Writes what [`PagedEngine::read_page`] has read, to the same page or to another one.
     pub(in crate::serving) fn write_page(&mut self, page: PageId, content: &[u8]) -> Result<()> {
+        self.refuse_ranks()?;
         self.secure_results()?;
         let mut rest = content;
         for (name, bytes) in self.page_parts() {
@@ -60,7 +62,9 @@ impl PagedEngine {
     /// Copies a page, on the devices that have it.
     pub(in crate::serving) fn copy_page(&mut self, from: PageId, to: PageId) -> Result<()> {
         let [key, _] = COPY_KEYS;
-        self.copy_rows(key, &self.page_parts(), from, to)
+        self.tell_copy(from, to)?;
+        let copied = self.copy_rows(key, &self.page_parts(), from, to);
+        self.together(copied)
     }
 
     /// Copies a page of layers with a window that have pages of their own.

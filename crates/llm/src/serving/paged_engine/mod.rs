@@ -1,6 +1,7 @@
 //! Runs a model's graphs for many sequences at once, over a KV cache in pages.
 
 mod cached_pages;
+mod ranks;
 mod step_inputs;
 mod step_results;
 mod step_sizes;
@@ -15,7 +16,7 @@ use self::step_sizes::coarse_bucket;
 use super::page_pool::PageId;
 use super::state_rows::StateRows;
 use super::window_pages::WindowPages;
-use crate::engine::{EngineOptions, resize};
+use crate::engine::{EngineOptions, Leader, resize};
 use crate::hyperparameters::Hyperparameters;
 use crate::models::{GraphShape, PageTable};
 use crate::{Error, LogitsError, Model, Result};
@@ -24,7 +25,7 @@ use crate::{Error, LogitsError, Model, Result};
 const MIN_TABLE_PAGES: usize = 8;
 
 /// A token of a step.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct StepToken {
     pub(super) token: u32,
     /// Its position in its sequence.
@@ -87,6 +88,8 @@ pub(super) struct PagedEngine {
     in_flight: Option<StepInFlight>,
     /// The step that follows it ahead of the host, with the argmax of the other as its tokens.
     ahead: Option<StepInFlight>,
+    /// Tells the other ranks, on the first of several.
+    leader: Option<Leader>,
 }
 
 /// What is wanted of the outputs of a step.
@@ -96,6 +99,8 @@ pub(super) enum Wanted {
     Argmax,
     /// Tokens are sampled: by the largest logits, or by all.
     Logits,
+    /// All logits, on the host.
+    AllLogits,
 }
 
 /// A step that a device computes.
@@ -126,6 +131,7 @@ impl PagedEngine {
         }
         let mut options = options.resolve(&model)?.on(scheduler);
         options.greedy = false;
+        options.agree(&model)?;
         let recurrent = hyper.recurrent.is_some();
         let mut engine = PagedEngine {
             session: Session::new(scheduler)?,
@@ -141,14 +147,21 @@ impl PagedEngine {
             recurrent,
             in_flight: None,
             ahead: None,
+            leader: None,
             model,
             options,
         };
         engine.model.file().check_mapped()?;
         // The graph of one token uses every weight; larger steps find them loaded.
         engine.prepare(engine.shape(1, [1, 0], (1, 1), Wanted::Logits), progress)?;
-        engine.logits_on_device =
-            engine.session.plan().is_some_and(|plan| !crate::engine::has_logits_on_host(plan));
+        let on_device = |plan: &Plan| !crate::engine::has_logits_on_host(plan);
+        engine.logits_on_device = engine.ranks().is_none() && engine.session.plan().is_some_and(on_device);
+        if let Some(ranks) = engine.ranks().cloned() {
+            ranks.claim()?;
+            // All have loaded their weights before the first computes.
+            ranks.communicator().barrier()?;
+            engine.leader = ranks.leads().then(|| Leader::new(ranks.communicator()));
+        }
         Ok(engine)
     }
 
@@ -193,7 +206,7 @@ impl PagedEngine {
             0 => shape,
             _ => GraphShape { hidden: true, logits: logit_rows > 0, logit_rows, ..shape },
         };
-        let on_device = self.logits_on_device && !self.recurrent && rows > 0 && hidden == 0;
+        let on_device = self.logits_on_device && rows > 0 && hidden == 0;
         let top = if on_device && wanted == Wanted::Logits { shape.top } else { 0 };
         let together = if self.recurrent && sequences > 1 { tokens } else { 1 };
         GraphShape { argmax: on_device && wanted == Wanted::Argmax, top, sequences: together, ..shape }
@@ -225,9 +238,11 @@ impl PagedEngine {
         self.argmax.clear();
         self.top.count = 0;
         if !self.recurrent {
-            return self.run_batch(tokens, sequences, wanted);
+            self.tell_step(tokens, sequences, wanted)?;
+            let computed = self.run_batch(tokens, sequences, wanted);
+            return self.together(computed);
         }
-        self.run_recurrent(tokens, sequences)
+        self.run_recurrent(tokens, sequences, wanted)
     }
 
     /// An error unless rows of recurrent states and lanes agree.
@@ -341,7 +356,7 @@ impl PagedEngine {
         self.prepare(shape, &mut |_| {})?;
         self.set_inputs(&shape, false)?;
         self.session.start()?;
-        if shape.rows == 0 {
+        if shape.rows == 0 || self.follows() {
             return Ok(self.session.wait()?);
         }
         if shape.argmax || shape.top > 0 {

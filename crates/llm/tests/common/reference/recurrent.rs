@@ -66,7 +66,7 @@ impl Reference {
 }
 
 /// Each channel's sum over the latest rows, times the columns of its kernel.
-fn convolve(kernels: &[f64], taps: usize, rows: &[Row]) -> Vec<Row> {
+pub(super) fn convolve(kernels: &[f64], taps: usize, rows: &[Row]) -> Vec<Row> {
     (0..rows.len())
         .map(|t| {
             let of = |channel: usize| {

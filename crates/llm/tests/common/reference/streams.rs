@@ -56,9 +56,9 @@ impl Reference {
         }
         let count = gate.len() as f64;
         let mean = gate.iter().sum::<f64>() / count;
-        let deviation = (gate.iter().map(|g| (g - mean).powi(2)).sum::<f64>()
-            * f64::from(1.0 / (count - 1.0) as f32))
-        .sqrt();
+        let squares = gate.iter().map(|g| (g - mean).powi(2)).sum::<f64>();
+        // The mean of the squares: the model is trained so.
+        let deviation = (squares / gate.len() as f64).sqrt();
         gate.iter().map(|g| (g - mean - deviation * f64::from(by)).max(0.0)).collect()
     }
 

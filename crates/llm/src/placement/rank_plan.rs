@@ -1,0 +1,155 @@
+//! What several ranks would hold and how fast they would be, planned without any of them.
+
+use std::sync::Arc;
+
+use quadriga_cluster::Planned;
+use quadriga_graph::{NodeId, Op};
+use quadriga_runtime::Plan;
+use serde::Serialize;
+
+use super::estimate::usual_slots;
+use super::{BatchEstimate, Devices, PlacedModel, Placement, SlotHits};
+use crate::engine::EngineOptions;
+use crate::model::Model;
+use crate::ranks::{Grid, Link, Parallelism, share_sent};
+use crate::{Engine, Result};
+
+/// What one of several ranks would hold and do.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct RankPlan {
+    /// Its number.
+    pub rank: usize,
+    /// Its part of the model in words.
+    pub holds: String,
+    /// Bytes of weights that it loads or reads in the file map.
+    pub weights: u64,
+    /// Bytes of KV cache.
+    pub cache: u64,
+    /// Bytes of results and of work memory.
+    pub compute: u64,
+    /// Bytes that it sends for each token of an answer.
+    pub sent_per_token: u64,
+    /// Seconds of compute for a token of an answer.
+    pub compute_seconds: f64,
+    /// Seconds in which the link exchanges data for it.
+    pub link_seconds: f64,
+    /// Seconds of both for a batch of a prompt.
+    pub prompt_seconds: f64,
+}
+
+/// A division among ranks, as planned.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct GridPlan {
+    /// The ranks that divide each layer.
+    pub tensor: usize,
+    /// The stages that have layers of their own.
+    pub pipeline: usize,
+    /// Each rank.
+    pub ranks: Vec<RankPlan>,
+    /// Collectives and messages of a rank for a token, the most of all.
+    pub exchanges: usize,
+    /// Tokens per second of one answer.
+    pub decode_tokens_per_second: f64,
+    /// Tokens per second of a long prompt, whose batches follow each other through the stages.
+    pub prompt_tokens_per_second: f64,
+}
+
+/// What a plan exchanges with other ranks.
+#[derive(Default)]
+struct Exchanges {
+    count: usize,
+    bytes: f64,
+    seconds: f64,
+}
+
+impl Exchanges {
+    fn of(plan: &Plan, grid: Grid, link: &Link) -> Exchanges {
+        let mut all = Exchanges::default();
+        let graph = plan.graph();
+        for node in graph.node_ids() {
+            let Op::Custom(custom) = graph[node].op() else { continue };
+            let (bytes, tensor) = (bytes_of(plan, node), grid.tensor);
+            let (sent, seconds) = match custom.name() {
+                "all_reduce" => (2.0 * share_sent(tensor) * bytes, link.all_reduce(tensor, bytes)),
+                "all_gather" => (share_sent(tensor) * bytes, link.all_gather(tensor, bytes)),
+                "send" => (bytes, link.send(bytes)),
+                _ => continue,
+            };
+            all.count += 1;
+            all.bytes += sent;
+            all.seconds += seconds;
+        }
+        all
+    }
+}
+
+fn bytes_of(plan: &Plan, node: NodeId) -> f64 {
+    let graph = plan.graph();
+    let output = graph.get(graph[node].output());
+    output.map_or(0.0, |tensor| tensor.elements() as f64 * tensor.dtype().block_bytes() as f64)
+}
+
+impl Placement {
+    /// Plans every rank of a grid over a link, with the rates of these devices on each machine.
+    ///
+    /// # Errors
+    /// The model cannot be divided so, with the numbers, or not planned.
+    pub fn plan_ranks(
+        &self,
+        model: &Model,
+        devices: &Devices,
+        options: &EngineOptions,
+        placed: &PlacedModel,
+        (grid, link): (Grid, &Link),
+    ) -> Result<GridPlan> {
+        let rates = self.rates_of(devices);
+        let parallelism = Parallelism { tensor: Some(grid.tensor), pipeline: Some(grid.pipeline) };
+        let mut ranks = Vec::new();
+        let (mut exchanges, mut batch) = (0, 1);
+        for rank in 0..grid.ranks() {
+            let planned = Arc::new(Planned::new(rank, grid.ranks(), grid.tensor));
+            let part = model.clone().with_ranks(planned, parallelism)?;
+            let options = options.clone().resolve(&part)?;
+            let estimate = |tokens: usize, slots: usize| -> Result<(f64, Exchanges)> {
+                // Ranks have no slots for experts.
+                let hits = SlotHits::WithoutLocality;
+                let plan = Engine::plan_batch(&part, &placed.scheduler, &options, tokens, slots)?;
+                let seconds = BatchEstimate::of(&plan, tokens, slots, &rates, hits).seconds();
+                Ok((seconds, Exchanges::of(&plan, grid, link)))
+            };
+            let (compute_seconds, exchanged) = estimate(1, usual_slots(&options))?;
+            let (prompt_seconds, prompt_exchanged) = estimate(options.batch, options.batch)?;
+            let forecast = Engine::forecast(&part, &placed.scheduler, options.clone())?.explain();
+            let sum = |of: &dyn Fn(&quadriga_runtime::BackendBytes) -> u64| {
+                forecast.backends.iter().map(|backend| of(&backend.bytes)).sum::<u64>()
+            };
+            exchanges = exchanges.max(exchanged.count);
+            batch = options.batch;
+            ranks.push(RankPlan {
+                rank,
+                holds: part.ranks().map(|share| share.describe()).unwrap_or_default(),
+                weights: sum(&|bytes| bytes.weights + bytes.mapped),
+                cache: sum(&|bytes| bytes.state),
+                compute: sum(&|bytes| bytes.compute + bytes.work),
+                sent_per_token: exchanged.bytes as u64,
+                compute_seconds,
+                link_seconds: exchanged.seconds,
+                prompt_seconds: prompt_seconds + prompt_exchanged.seconds,
+            });
+        }
+        let slowest = |stage: &[RankPlan], of: fn(&RankPlan) -> f64| stage.iter().map(of).fold(0.0, f64::max);
+        let stages = || ranks.chunks(grid.tensor.max(1));
+        let decode: f64 =
+            stages().map(|stage| slowest(stage, |rank| rank.compute_seconds + rank.link_seconds)).sum();
+        let prompt = stages().map(|stage| slowest(stage, |rank| rank.prompt_seconds)).fold(0.0, f64::max);
+        let Grid { tensor, pipeline } = grid;
+        Ok(GridPlan {
+            tensor,
+            pipeline,
+            exchanges,
+            decode_tokens_per_second: 1.0 / decode.max(1e-12),
+            prompt_tokens_per_second: batch as f64 / prompt.max(1e-12),
+            ranks,
+        })
+    }
+}

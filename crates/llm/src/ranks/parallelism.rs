@@ -1,0 +1,137 @@
+//! How many ranks divide each layer, and how many divide the layers.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// How ranks divide a model. What is `None` is chosen: the ranks are the product of both.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Parallelism {
+    /// The ranks that divide every layer: heads, feed-forward columns, experts and vocabulary rows.
+    pub tensor: Option<usize>,
+    /// The stages that have layers of their own.
+    pub pipeline: Option<usize>,
+}
+
+impl Parallelism {
+    /// What is expected to be fastest, of what the model allows.
+    pub const AUTO: Parallelism = Parallelism { tensor: None, pipeline: None };
+    /// Every rank has a part of each layer.
+    pub const TENSOR: Parallelism = Parallelism { tensor: None, pipeline: Some(1) };
+    /// Every rank has layers of its own.
+    pub const PIPELINE: Parallelism = Parallelism { tensor: Some(1), pipeline: None };
+
+    /// The grids of so many ranks that this allows, the widest first.
+    pub fn grids(self, ranks: usize) -> Vec<Grid> {
+        let grid = |tensor: usize| Grid { tensor, pipeline: ranks / tensor };
+        let allowed = |grid: &Grid| {
+            self.tensor.is_none_or(|tensor| tensor == grid.tensor)
+                && self.pipeline.is_none_or(|pipeline| pipeline == grid.pipeline)
+        };
+        (1..=ranks).rev().filter(|tensor| ranks.is_multiple_of(*tensor)).map(grid).filter(allowed).collect()
+    }
+}
+
+impl FromStr for Parallelism {
+    type Err = String;
+
+    /// `auto`, `tensor`, `pipeline`, or numbers of either or both: `tensor=2,pipeline=4`.
+    fn from_str(text: &str) -> Result<Parallelism, String> {
+        match text {
+            "auto" => return Ok(Parallelism::AUTO),
+            "tensor" => return Ok(Parallelism::TENSOR),
+            "pipeline" => return Ok(Parallelism::PIPELINE),
+            _ => {}
+        }
+        let mut found = Parallelism::AUTO;
+        for part in text.split(',') {
+            let (kind, count) = part.split_once('=').unwrap_or((part, ""));
+            let count = count.parse::<usize>().ok().filter(|count| *count > 0);
+            let place = match kind {
+                "tensor" => &mut found.tensor,
+                "pipeline" => &mut found.pipeline,
+                _ => &mut None,
+            };
+            if count.is_none() || place.is_some() || !["tensor", "pipeline"].contains(&kind) {
+                return Err("auto, tensor, pipeline or tensor=N,pipeline=M is needed".to_owned());
+            }
+            *place = count;
+        }
+        Ok(found)
+    }
+}
+
+impl fmt::Display for Parallelism {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.tensor, self.pipeline) {
+            (None, None) => f.write_str("auto"),
+            (Some(tensor), None) => write!(f, "tensor={tensor}"),
+            (None, Some(pipeline)) => write!(f, "pipeline={pipeline}"),
+            (Some(tensor), Some(pipeline)) => Grid { tensor, pipeline }.fmt(f),
+        }
+    }
+}
+
+/// Ranks as stages of equally many: neighbours divide the layers of a stage.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Grid {
+    /// The ranks of a stage.
+    pub tensor: usize,
+    /// The stages.
+    pub pipeline: usize,
+}
+
+impl Grid {
+    /// All ranks.
+    pub fn ranks(self) -> usize {
+        self.tensor * self.pipeline
+    }
+
+    /// The stage of a rank, and its place there.
+    pub fn place(self, rank: usize) -> (usize, usize) {
+        (rank / self.tensor.max(1), rank % self.tensor.max(1))
+    }
+}
+
+impl fmt::Display for Grid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tensor={},pipeline={}", self.tensor, self.pipeline)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_name_what_is_fixed() {
+        for (text, tensor, pipeline) in [
+            ("auto", None, None),
+            ("tensor", None, Some(1)),
+            ("pipeline", Some(1), None),
+            ("tensor=4", Some(4), None),
+            ("pipeline=2,tensor=8", Some(8), Some(2)),
+        ] {
+            assert_eq!(text.parse(), Ok(Parallelism { tensor, pipeline }), "{text}");
+        }
+        for text in
+            ["", "tensors", "tensor=0", "tensor=2,tensor=2", "tensor=2,", "pipeline=-1", "tensor=2,expert=2"]
+        {
+            assert!(text.parse::<Parallelism>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn grids_have_as_many_ranks_as_there_are() {
+        let grids = |parallelism: Parallelism, ranks| -> Vec<String> {
+            parallelism.grids(ranks).iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(
+            grids(Parallelism::AUTO, 4),
+            ["tensor=4,pipeline=1", "tensor=2,pipeline=2", "tensor=1,pipeline=4"]
+        );
+        assert_eq!(grids(Parallelism::TENSOR, 6), ["tensor=6,pipeline=1"]);
+        assert_eq!(grids("tensor=3".parse().unwrap(), 6), ["tensor=3,pipeline=2"]);
+        assert!(grids("tensor=4".parse().unwrap(), 6).is_empty());
+        assert_eq!(Grid { tensor: 2, pipeline: 3 }.place(5), (2, 1));
+    }
+}

@@ -1,0 +1,191 @@
+//! Steps on several ranks: the first describes each step in one message, and the others compute the same.
+
+use std::sync::Arc;
+
+use super::super::page_pool::PageId;
+use super::{PagedEngine, StepSequence, StepToken, Wanted};
+use crate::engine::{END, next_message, unreadable};
+use crate::{Error, RankShare, Result};
+
+/// What every rank does.
+#[derive(Clone, PartialEq, Debug)]
+enum StepCommand {
+    Step { tokens: Vec<StepToken>, sequences: Vec<Vec<PageId>>, wanted: Wanted },
+    Copy { from: PageId, to: PageId },
+    End,
+}
+
+const STEP: u8 = 10;
+const COPY: u8 = 11;
+
+/// Flags of a token.
+const OUTPUT: u32 = 1;
+const LOGITS: u32 = 2;
+
+impl StepCommand {
+    fn encode(&self) -> Vec<u8> {
+        let mut message = Vec::new();
+        let mut words = |kind: u8, words: &[u32]| {
+            if message.is_empty() {
+                message.push(kind);
+            }
+            message.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+        };
+        match self {
+            StepCommand::Step { tokens, sequences, wanted } => {
+                let greedy = u32::from(*wanted == Wanted::Argmax);
+                words(STEP, &[greedy, tokens.len() as u32, sequences.len() as u32]);
+                for StepToken { token, position, sequence, output, logits, .. } in tokens {
+                    let sequence = u32::try_from(*sequence).unwrap_or(u32::MAX);
+                    let flags = u32::from(*output) * OUTPUT + u32::from(*logits) * LOGITS;
+                    words(STEP, &[*token, *position as u32, sequence, flags]);
+                }
+                for pages in sequences {
+                    words(STEP, &[pages.len() as u32]);
+                    words(STEP, pages);
+                }
+            }
+            StepCommand::Copy { from, to } => words(COPY, &[*from, *to]),
+            StepCommand::End => words(END, &[]),
+        }
+        message
+    }
+
+    fn decode(message: &[u8]) -> Option<StepCommand> {
+        let (kind, rest) = message.split_first()?;
+        let (words, []) = rest.as_chunks::<4>() else { return None };
+        let mut words = words.iter().map(|word| u32::from_le_bytes(*word));
+        let command = match *kind {
+            END => StepCommand::End,
+            COPY => StepCommand::Copy { from: words.next()?, to: words.next()? },
+            STEP => {
+                let wanted = if words.next()? == 1 { Wanted::Argmax } else { Wanted::Logits };
+                let [token_count, sequence_count] = [words.next()?, words.next()?];
+                let mut tokens = Vec::new();
+                for _ in 0..token_count {
+                    let (token, position) = (words.next()?, words.next()? as usize);
+                    let sequence = match words.next()? {
+                        u32::MAX => usize::MAX,
+                        sequence => sequence as usize,
+                    };
+                    let flags = words.next()?;
+                    let (output, logits) = (flags & OUTPUT != 0, flags & LOGITS != 0);
+                    tokens.push(StepToken { token, position, sequence, output, hidden: false, logits });
+                }
+                let mut sequences = Vec::new();
+                for _ in 0..sequence_count {
+                    let count = words.next()? as usize;
+                    let pages: Vec<PageId> = words.by_ref().take(count).collect();
+                    sequences.push((pages.len() == count).then_some(pages)?);
+                }
+                StepCommand::Step { tokens, sequences, wanted }
+            }
+            _ => return None,
+        };
+        words.next().is_none().then_some(command)
+    }
+}
+
+impl PagedEngine {
+    /// This rank's part, where there are several ranks.
+    pub(super) fn ranks(&self) -> Option<&Arc<RankShare>> {
+        self.model.ranks()
+    }
+
+    /// Whether results are read on another rank.
+    pub(super) fn follows(&self) -> bool {
+        self.ranks().is_some_and(|ranks| !ranks.leads())
+    }
+
+    /// Tells the other ranks of a step, if there are any.
+    pub(super) fn tell_step(
+        &self,
+        tokens: &[StepToken],
+        sequences: &[StepSequence<'_>],
+        wanted: Wanted,
+    ) -> Result<()> {
+        let Some(leader) = &self.leader else { return Ok(()) };
+        if tokens.iter().any(|token| token.hidden) {
+            let reason = "hidden states and embeddings are not computed by several ranks yet".to_owned();
+            return Err(Error::Ranks { reason });
+        }
+        let sequences = sequences.iter().map(|sequence| sequence.pages.to_vec()).collect();
+        leader.send(StepCommand::Step { tokens: tokens.to_vec(), sequences, wanted }.encode())
+    }
+
+    /// Tells the other ranks to copy a page, if there are any.
+    pub(super) fn tell_copy(&self, from: PageId, to: PageId) -> Result<()> {
+        let copy = StepCommand::Copy { from, to };
+        self.leader.as_ref().map_or(Ok(()), |leader| leader.send(copy.encode()))
+    }
+
+    /// An error where each rank has a part of a page.
+    pub(super) fn refuse_ranks(&self) -> Result<()> {
+        let reason = "each rank has a part of the KV cache, which is not saved yet";
+        self.ranks().map_or(Ok(()), |_| Err(Error::Ranks { reason: reason.to_owned() }))
+    }
+
+    /// The result of a step. Where one rank fails, none can go on: the others wait in the middle of the same step.
+    pub(super) fn together(&self, result: Result<()>) -> Result<()> {
+        let (Err(error), Some(ranks)) = (&result, self.ranks()) else { return result };
+        let communicator = ranks.communicator();
+        if communicator.failure().is_none() {
+            communicator.fail(&error.to_string());
+        }
+        communicator.failure().map_or(result, |failure| Err(failure.into()))
+    }
+
+    /// Computes what the first rank computes, until its engine is dropped.
+    pub(in crate::serving) fn follow_first(&mut self) -> Result<()> {
+        let Some(ranks) = self.ranks().filter(|ranks| !ranks.leads()).cloned() else {
+            return Err(Error::Ranks { reason: "only ranks after the first follow".to_owned() });
+        };
+        loop {
+            let message = next_message(&**ranks.communicator())?;
+            match StepCommand::decode(&message).ok_or_else(unreadable)? {
+                StepCommand::Step { tokens, sequences, wanted } => {
+                    let of = |pages| StepSequence { pages, ..StepSequence::NONE };
+                    let sequences: Vec<StepSequence<'_>> =
+                        sequences.iter().map(|pages| of(pages.as_slice())).collect();
+                    self.start(&tokens, &sequences, wanted)?;
+                }
+                StepCommand::Copy { from, to } => self.copy_page(from, to)?,
+                StepCommand::End => return Ok(()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_is_read_as_it_was_written() {
+        let token = |i: u32| StepToken {
+            token: i * 7,
+            position: i as usize * 3,
+            sequence: if i == 2 { usize::MAX } else { i as usize },
+            output: i.is_multiple_of(2),
+            hidden: false,
+            logits: i == 4,
+        };
+        let commands = [
+            StepCommand::Step {
+                tokens: (0..5).map(token).collect(),
+                sequences: vec![vec![1, 2, 3], Vec::new(), vec![9]],
+                wanted: Wanted::Logits,
+            },
+            StepCommand::Step { tokens: Vec::new(), sequences: Vec::new(), wanted: Wanted::Argmax },
+            StepCommand::Copy { from: 3, to: 4 },
+            StepCommand::End,
+        ];
+        for command in commands {
+            let message = command.encode();
+            assert_eq!(StepCommand::decode(&message), Some(command.clone()));
+            assert_eq!(StepCommand::decode(&message[..message.len() - 1]), None, "{command:?}");
+            let longer = [message, vec![0; 4]].concat();
+            assert_eq!(StepCommand::decode(&longer), None, "{command:?}");
+        }
+    }
+}
