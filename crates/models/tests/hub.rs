@@ -252,7 +252,7 @@ fn split_models_are_one_choice_and_removal_frees_what_nothing_uses() {
     let model = cache.find(&name("org/model-GGUF:q8_0")).unwrap().unwrap();
     assert_eq!(model.files.len(), 2);
     assert!(model.files[0].path.ends_with("Q8_0/m-Q8_0-00001-of-00002.gguf"));
-    assert!(matches!(cache.find(&name("org/model-GGUF:Q6_K")), Err(HubError::NoQuant { .. })));
+    assert!(matches!(cache.find(&name("org/model-GGUF:Q6_K")), Err(HubError::QuantNotCached { .. })));
     assert_eq!(cache.models().unwrap().len(), 3);
     // The other repository still has the content.
     assert_eq!(cache.remove(&name("org/model-GGUF:Q4_0")).unwrap(), 0);
@@ -403,4 +403,42 @@ fn a_download_that_is_killed_is_continued() {
         .sum();
     // What was not saved yet is less than a part per thread.
     assert!(asked > 0 && asked <= 3_000, "{asked} bytes again");
+}
+
+#[test]
+fn an_incomplete_download_is_removed_with_its_model() {
+    let (model, folder) = (bytes(9_000), tempfile::tempdir().unwrap());
+    let fake = FakeHub::new(&[(MODEL, "m-Q8_0.gguf", &model)]);
+    let hub = open(HubSettings { connections: 1, attempts: 1, ..settings(&fake, folder.path()) });
+    let blobs = || fs::read_dir(folder.path().join("blobs")).unwrap().count();
+    for removed in [MODEL, "org/model-GGUF:q8_0"] {
+        fake.set_faults(Faults { cut: (1, 700), ..Faults::default() });
+        assert!(matches!(pull(&hub, MODEL), Err(HubError::Transport { .. })));
+        assert!(blobs() > 0);
+        let cache = hub.cache();
+        assert!(matches!(cache.remove(&name("org/model-GGUF:Q4_0")), Err(HubError::NotCached { .. })));
+        assert!(matches!(cache.remove(&name("org/other")), Err(HubError::NotCached { .. })));
+        assert!(blobs() > 0);
+        cache.remove(&name(removed)).unwrap();
+        assert_eq!(blobs(), 0, "{removed}");
+    }
+}
+
+#[test]
+fn models_of_a_shared_cache_are_listed_once() {
+    let (model, folder, shared) = (bytes(900), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let snapshot = shared.path().join("models--org--model-GGUF/snapshots").join(COMMIT);
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::write(snapshot.join("m-Q8_0.gguf"), &model).unwrap();
+    let fake = FakeHub::new(&[(MODEL, "m-Q8_0.gguf", &model)]);
+    let caches = vec![shared.path().to_owned()];
+    let hub = open(HubSettings { shared_caches: caches, ..settings(&fake, folder.path()) });
+    let listed = || {
+        let models = hub.cache().models().unwrap().into_iter();
+        models.map(|model| (model.repository, model.quant, model.files[0].is_shared)).collect::<Vec<_>>()
+    };
+    let entry = |is_shared| (MODEL.to_owned(), "Q8_0".to_owned(), is_shared);
+    assert_eq!(listed(), [entry(true)]);
+    pull(&hub, MODEL).unwrap();
+    assert_eq!(listed(), [entry(false)]);
 }

@@ -57,6 +57,7 @@ const PAIRS: &[(&str, usize, usize)] = &[
     ("blk.1.ffn_down.weight", 64, 128),
     ("blk.1.attn_output.weight", 64, 64),
     ("output.weight", 300, 64),
+    ("token_embd.weight", 300, 64),
 ];
 
 fn adapter(
@@ -73,7 +74,12 @@ fn adapter(
     let data: Vec<(String, [usize; 2], Vec<u8>)> = pairs
         .iter()
         .flat_map(|(name, outputs, inputs)| {
-            [("lora_a", [rank, *inputs]), ("lora_b", [*outputs, rank])].map(|(end, dims)| {
+            // Rows of the embedding are looked up: the matrices are the other way round there.
+            let dims = match *name {
+                "token_embd.weight" => [[*outputs, rank], [*inputs, rank]],
+                _ => [[rank, *inputs], [*outputs, rank]],
+            };
+            [("lora_a", dims[0]), ("lora_b", dims[1])].map(|(end, dims)| {
                 let full = format!("{name}.{end}");
                 let values = bytes(&TestTensor::new(&full, &dims));
                 (full, dims, values)
@@ -152,7 +158,7 @@ fn adapters_that_do_not_fit_are_refused() {
     for (pairs, keys, part) in [
         (&[("blk.0.attn_q.weight", 32, 64)][..], &[][..], "blk.0.attn_q.weight is 64 × 64"),
         (&[("blk.9.attn_q.weight", 64, 64)], &[], "no tensor"),
-        (&[("token_embd.weight", 300, 64)], &[], "token_embd"),
+        (&[("token_embd.weight", 200, 64)], &[], "token_embd.weight is 300 × 64"),
         (&[("blk.0.attn_q.weight", 64, 64)], &[("general.architecture", "qwen2")], "qwen2"),
     ] {
         let error = with(open("c.gguf", pairs, keys).unwrap());
@@ -177,15 +183,20 @@ const MODULES: &[(&str, usize, usize)] = &[
     ("model.layers.0.mlp.gate_proj", 128, 64),
     ("model.layers.1.mlp.down_proj", 64, 128),
     ("lm_head", 300, 64),
+    ("model.embed_tokens", 300, 64),
 ];
 
 /// The matrices of a module, of this rank.
 fn pair((name, outputs, inputs): (&str, usize, usize), rank: usize) -> [TestTensor; 2] {
     let matrix = |part: &str, shape: &[usize]| {
-        let mut tensor = TestTensor::new(&format!("base_model.model.{name}.lora_{part}.weight"), shape);
+        let mut tensor = TestTensor::new(&format!("base_model.model.{name}.lora_{part}"), shape);
         tensor.values.iter_mut().for_each(|value| *value /= 8.0);
         tensor
     };
+    if name.ends_with("embed_tokens") {
+        return [matrix("embedding_A", &[rank, outputs]), matrix("embedding_B", &[inputs, rank])];
+    }
+    let matrix = |part: &str, shape: &[usize]| matrix(&format!("{part}.weight"), shape);
     [matrix("A", &[rank, inputs]), matrix("B", &[outputs, rank])]
 }
 
@@ -209,7 +220,7 @@ fn a_peft_adapter_equals_weights_that_were_changed_before_conversion() {
         ),
         (
             json!({ "peft_type": "LORA", "r": 4, "lora_alpha": 1, "rank_pattern": {},
-                    "alpha_pattern": { "(self_attn|mlp)\\..*_proj": 8, "lm_head": 8 } }),
+                    "alpha_pattern": { "(self_attn|mlp)\\..*_proj": 8, "lm_head": 8, "embed_tokens": 8 } }),
             2.0,
         ),
     ] {
@@ -224,8 +235,11 @@ fn a_peft_adapter_equals_weights_that_were_changed_before_conversion() {
             let weight = changed.iter_mut().find(|tensor| tensor.name == weight).unwrap();
             for (index, value) in weight.values.iter_mut().enumerate() {
                 let (row, column) = (index / module.2, index % module.2);
-                *value += factor
-                    * (0..4).map(|k| b.values[row * 4 + k] * a.values[k * module.2 + column]).sum::<f32>();
+                let product = |k: usize| match module.0 {
+                    "model.embed_tokens" => a.values[k * 300 + row] * b.values[column * 4 + k],
+                    _ => b.values[row * 4 + k] * a.values[k * module.2 + column],
+                };
+                *value += factor * (0..4).map(product).sum::<f32>();
             }
         }
         let expected =
@@ -351,4 +365,59 @@ fn adapters_are_merged_into_every_type() {
         let (own, best) = (difference(&expected, &found), difference(&expected, &sum));
         assert!(own <= best + 1e-6, "{name}: {own} instead of {best}");
     }
+}
+
+/// A Mixtral of three experts, of which two are used.
+fn mixtral(folder: &Path) -> PathBuf {
+    let (mut config, mut tensors) = llama();
+    config["architectures"] = json!(["MixtralForCausalLM"]);
+    config["num_local_experts"] = 3.into();
+    config["num_experts_per_tok"] = 2.into();
+    tensors.retain(|tensor| !tensor.name.contains(".mlp."));
+    for layer in 0..2 {
+        let own = format!("model.layers.{layer}.block_sparse_moe");
+        let mut add = |name: String, shape: [usize; 2]| {
+            let mut tensor = TestTensor::new(&name, &shape);
+            tensor.values.iter_mut().for_each(|value| *value /= 8.0);
+            tensors.push(tensor);
+        };
+        add(format!("{own}.gate.weight"), [3, 64]);
+        for expert in 0..3 {
+            for (part, shape) in [("w1", [128, 64]), ("w2", [64, 128]), ("w3", [128, 64])] {
+                add(format!("{own}.experts.{expert}.{part}.weight"), shape);
+            }
+        }
+    }
+    converted(folder, &config, &tensors)
+}
+
+#[test]
+fn adapters_change_each_expert() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = mixtral(folder.path());
+    let lora = folder.path().join("experts.gguf");
+    let mut writer = Writer::new();
+    for (key, value) in
+        [("general.architecture", "llama"), ("general.type", "adapter"), ("adapter.type", "lora")]
+    {
+        writer.set(key, value).unwrap();
+    }
+    let pairs = [("gate", 128, 64), ("up", 128, 64), ("down", 64, 128)];
+    for (part, outputs, inputs) in pairs {
+        for (end, dims) in [("a", [3, 4, inputs]), ("b", [3, outputs, 4])] {
+            let name = format!("blk.1.ffn_{part}_exps.weight.lora_{end}");
+            let values = TestTensor::new(&name, &dims).values;
+            let bytes: Vec<u8> = values.iter().flat_map(|value| (value / 4.0).to_le_bytes()).collect();
+            writer.tensor(&name, DType::F32, dims, move |out| out.write_all(&bytes)).unwrap();
+        }
+    }
+    writer.write(&lora).unwrap();
+    let adapters = [Adapter::open(&lora, 1.0).unwrap()];
+    let merged = folder.path().join("merged.gguf");
+    let changed = merge(&path, &adapters, &merged, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    assert_eq!(changed, pairs.len());
+    let run = logits(Model::open(&path).unwrap().with_adapters(&adapters).unwrap());
+    let (file, base) = (logits(Model::open(&merged).unwrap()), logits(Model::open(&path).unwrap()));
+    assert!(difference(&run, &file) < 1e-4, "{}", difference(&run, &file));
+    assert!(difference(&base, &file) > 1e-2, "{}", difference(&base, &file));
 }

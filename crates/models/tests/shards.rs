@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use quadriga_gguf::{File, Writer};
 use quadriga_graph::DType;
@@ -37,7 +38,7 @@ fn merged_parts_are_the_original_byte_by_byte() {
             let folder = tempfile::tempdir().unwrap();
             let original = model(folder.path(), alignment);
             let planned = plan_split(&original, &limits).unwrap();
-            let paths = split(&original, &folder.path().join("part"), &limits).unwrap();
+            let paths = split(&original, &folder.path().join("part"), &limits, &|| false).unwrap();
             assert_eq!(paths.len(), planned.len(), "{limits:?}");
             for (path, (tensors, bytes)) in paths.iter().zip(&planned) {
                 assert!(*tensors <= limits.tensors && *bytes <= limits.bytes, "{}", path.display());
@@ -48,7 +49,7 @@ fn merged_parts_are_the_original_byte_by_byte() {
             assert_eq!((whole.tensor_count(), whole.part_count()), (10, paths.len()));
             assert_eq!(whole.get::<u32>("split.tensors.count").unwrap(), 10);
             let merged = folder.path().join("merged.gguf");
-            merge(&paths[0], &merged).unwrap();
+            merge(&paths[0], &merged, &|| false).unwrap();
             assert_eq!(fs::read(&merged).unwrap(), fs::read(&original).unwrap(), "{limits:?}");
             // Nothing temporary is left.
             assert_eq!(fs::read_dir(folder.path()).unwrap().count(), paths.len() + 2);
@@ -60,20 +61,51 @@ fn merged_parts_are_the_original_byte_by_byte() {
 fn what_cannot_be_split_or_merged_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let original = model(folder.path(), None);
-    let small = SplitLimits { bytes: 100, ..SplitLimits::default() };
     assert!(matches!(
-        split(&original, &folder.path().join("p"), &small),
-        Err(ShardError::LargeTensor { .. })
+        merge(&original, &folder.path().join("m.gguf"), &|| false),
+        Err(ShardError::NotSplit { .. })
     ));
-    assert!(matches!(merge(&original, &folder.path().join("m.gguf")), Err(ShardError::NotSplit { .. })));
     let limits = SplitLimits { tensors: 5, ..SplitLimits::default() };
-    let paths = split(&original, &folder.path().join("p"), &limits).unwrap();
+    let paths = split(&original, &folder.path().join("p"), &limits, &|| false).unwrap();
     assert!(matches!(
-        split(&paths[0], &folder.path().join("q"), &limits),
+        split(&paths[0], &folder.path().join("q"), &limits, &|| false),
         Err(ShardError::AlreadySplit { parts: 2, .. })
     ));
-    assert!(matches!(merge(&paths[0], &paths[1]), Err(ShardError::Output(_))));
+    assert!(matches!(merge(&paths[0], &paths[1], &|| false), Err(ShardError::Output(_))));
     fs::remove_file(&paths[1]).unwrap();
-    assert!(matches!(merge(&paths[0], &folder.path().join("m.gguf")), Err(ShardError::Gguf(_))));
+    assert!(matches!(merge(&paths[0], &folder.path().join("m.gguf"), &|| false), Err(ShardError::Gguf(_))));
     assert!(!folder.path().join("m.gguf").exists());
+}
+
+#[test]
+fn a_tensor_above_the_limit_has_a_part_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let original = model(folder.path(), None);
+    // Tensors of 40, 80 … 400 bytes, each padded to 32.
+    let limits = SplitLimits { bytes: 200, ..SplitLimits::default() };
+    let parts: Vec<usize> = plan_split(&original, &limits).unwrap().iter().map(|part| part.0).collect();
+    assert_eq!(parts, [2, 1, 1, 1, 1, 1, 1, 1, 1]);
+    let paths = split(&original, &folder.path().join("p"), &limits, &|| false).unwrap();
+    merge(&paths[0], &folder.path().join("m.gguf"), &|| false).unwrap();
+    assert_eq!(fs::read(folder.path().join("m.gguf")).unwrap(), fs::read(&original).unwrap());
+}
+
+#[test]
+fn what_is_cancelled_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let original = model(folder.path(), None);
+    let limits = SplitLimits { tensors: 5, ..SplitLimits::default() };
+    // In the second part.
+    let looks = AtomicUsize::new(0);
+    let later = || looks.fetch_add(1, Ordering::Relaxed) > 7;
+    let cancelled = split(&original, &folder.path().join("p"), &limits, &later);
+    assert!(matches!(cancelled, Err(ShardError::Cancelled)), "{cancelled:?}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    let paths = split(&original, &folder.path().join("p"), &limits, &|| false).unwrap();
+    fs::write(folder.path().join("m.gguf"), "old").unwrap();
+    looks.store(0, Ordering::Relaxed);
+    let cancelled = merge(&paths[0], &folder.path().join("m.gguf"), &later);
+    assert!(matches!(cancelled, Err(ShardError::Cancelled)), "{cancelled:?}");
+    assert_eq!(fs::read(folder.path().join("m.gguf")).unwrap(), b"old");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
 }

@@ -61,7 +61,7 @@ pub(crate) fn read_peft(path: &Path, model: &File) -> ConvertResult<File> {
     let config = PeftConfig::open(&folder.join(CONFIG))?;
     let store = TensorStore::open(std::slice::from_ref(&weights))?;
     let file = weights.display().to_string();
-    let modules = modules(&store, &file)?;
+    let (modules, embedding) = modules(&store, &file)?;
     let architecture: &str = model.get("general.architecture")?;
     let origins = origins(model, architecture, &modules)?;
     if let Some(module) =
@@ -73,6 +73,22 @@ pub(crate) fn read_peft(path: &Path, model: &File) -> ConvertResult<File> {
     let mut writer = Writer::new();
     writer.set("general.architecture", architecture)?.set("general.type", "adapter")?;
     writer.set("adapter.type", "lora")?;
+    if let Some(PeftModule { name, a, b }) = embedding {
+        let factor = config.checked_factor(&name, a.rows(), &folder)?;
+        let (rank, tokens) = (a.rows(), a.columns());
+        let values = read(&store, &a, &file)?;
+        let mut rows = Vec::with_capacity(values.len());
+        for token in 0..tokens {
+            rows.extend(values.iter().skip(token).step_by(tokens.max(1)).take(rank));
+        }
+        let second: Vec<f32> = read(&store, &b, &file)?.into_iter().map(|value| value * factor).collect();
+        // As adapters in GGUF files have them: rows of the first are looked up.
+        for (end, dims, values) in [("a", [tokens, rank], rows), ("b", [b.rows(), rank], second)] {
+            writer.tensor(&format!("token_embd.weight.lora_{end}"), DType::F32, dims, move |out| {
+                values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))
+            })?;
+        }
+    }
     for (tensor, origin) in origins {
         let Some(module) = modules.iter().find(|module| module.name == origin.source) else { continue };
         let (rank, inputs) = (module.a.rows(), module.a.columns());
@@ -86,11 +102,7 @@ pub(crate) fn read_peft(path: &Path, model: &File) -> ConvertResult<File> {
             }
         }
         let b = read(&store, &module.b, &file)?;
-        let factor = config.factor(&module.name, rank) as f32;
-        if !factor.is_finite() {
-            let reason = format!("the factor of module {:?} is not finite", module.name);
-            return Err(invalid(folder.join(CONFIG).display().to_string(), "lora_alpha", reason));
-        }
+        let factor = config.checked_factor(&module.name, rank, &folder)?;
         let mut rows = Vec::with_capacity(origin.rows.len() * rank);
         for row in &origin.rows {
             let row = b.get(row * rank..(row + 1) * rank).unwrap_or_default();
@@ -130,6 +142,16 @@ impl PeftConfig {
         Ok(config)
     }
 
+    /// The factor of a module's product, if it is a number.
+    fn checked_factor(&self, module: &str, rank: usize, folder: &Path) -> ConvertResult<f32> {
+        let factor = self.factor(module, rank) as f32;
+        if factor.is_finite() {
+            return Ok(factor);
+        }
+        let reason = format!("the factor of module {module:?} is not finite");
+        Err(invalid(folder.join(CONFIG).display().to_string(), "lora_alpha", reason))
+    }
+
     /// PEFT matches patterns with the ends of names, at a dot.
     fn ending(pattern: &str) -> String {
         format!(r"^(.*\.)?({pattern})$")
@@ -146,26 +168,39 @@ impl PeftConfig {
     }
 }
 
-/// The modules of an adapter; an error for anything that is not a low-rank product.
-fn modules(store: &TensorStore, file: &str) -> ConvertResult<Vec<PeftModule>> {
+/// The ends of the names of matrices, and whether they are the first of their pair. Embeddings have names of their own.
+const ENDS: &[(&str, bool)] = &[
+    (".lora_A.weight", true),
+    (".lora_B.weight", false),
+    (".lora_A.default.weight", true),
+    (".lora_B.default.weight", false),
+    (".lora_embedding_A", true),
+    (".lora_embedding_B", false),
+    (".lora_embedding_A.default", true),
+    (".lora_embedding_B.default", false),
+];
+
+/// What the modules of token embeddings are called.
+const EMBEDDINGS: &[&str] = &["embed_tokens", "wte", "word_embeddings", "tok_embeddings"];
+
+/// The modules of an adapter, and that of the token embedding, whose first matrix is `[rank, tokens]` and whose second
+/// `[width, rank]`; an error for anything that is not a low-rank product.
+fn modules(store: &TensorStore, file: &str) -> ConvertResult<(Vec<PeftModule>, Option<PeftModule>)> {
     let split = |name: &str| -> Option<(String, bool)> {
         let name = name.strip_prefix("base_model.model.").unwrap_or(name);
-        [(".lora_A.weight", true), (".lora_B.weight", false)]
-            .into_iter()
-            .chain([(".lora_A.default.weight", true), (".lora_B.default.weight", false)])
-            .find_map(|(end, first)| Some((name.strip_suffix(end)?.to_owned(), first)))
+        ENDS.iter().find_map(|(end, first)| Some((name.strip_suffix(end)?.to_owned(), *first)))
     };
     let mut pairs: BTreeMap<String, (Option<String>, Option<String>)> = BTreeMap::new();
     for name in store.names() {
         let Some((module, first)) = split(name) else {
-            let reason = "only the matrices lora_A and lora_B of linear layers are supported; \
+            let reason = "only the matrices lora_A and lora_B of linear layers and embeddings are supported; \
                           merge the adapter with PEFT, and convert the result";
             return Err(invalid(file, format!("tensor {name:?}"), reason));
         };
         let pair = pairs.entry(module).or_default();
         *(if first { &mut pair.0 } else { &mut pair.1 }) = Some(name.to_owned());
     }
-    let mut modules = Vec::new();
+    let (mut modules, mut embedding) = (Vec::new(), None);
     for (name, pair) in pairs {
         let wrong = |reason: &str| invalid(file, format!("module {name:?}"), reason);
         let (Some(a), Some(b)) = pair else { return Err(wrong("one of lora_A and lora_B is missing")) };
@@ -176,11 +211,16 @@ fn modules(store: &TensorStore, file: &str) -> ConvertResult<Vec<PeftModule>> {
             ([rows, _], [_, rank]) if rows == rank && *rank > 0 => {}
             _ => return Err(wrong(&format!("{:?} and {:?} are no product", a.shape, b.shape))),
         }
-        modules.push(PeftModule { name, a, b });
+        let is_embedding = name.rsplit('.').next().is_some_and(|last| EMBEDDINGS.contains(&last));
+        let module = PeftModule { name, a, b };
+        match is_embedding {
+            true => embedding = Some(module),
+            false => modules.push(module),
+        }
     }
-    match modules.is_empty() {
+    match modules.is_empty() && embedding.is_none() {
         true => Err(invalid(file, "header", "there are no tensors")),
-        false => Ok(modules),
+        false => Ok((modules, embedding)),
     }
 }
 

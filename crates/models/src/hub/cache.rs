@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! CACHE/blobs/SHA256                       a content
+//! CACHE/blobs/SHA256.partial               one that is not complete; .state: what is there, .of: the repository and the file
 //! CACHE/hub/ORG/REPO/refs/REVISION         the commit of a branch or tag when it was last pulled
 //! CACHE/hub/ORG/REPO/COMMIT/FILE           a link to a content, here or in a cache of Hugging Face's libraries
 //! ```
@@ -18,7 +19,7 @@ use quadriga_llm::default_model::SMOLLM2;
 
 use super::error::{HubError, HubResult, io_error};
 use super::name::RepositoryName;
-use super::selection::{ModelChoice, choices, find_choice};
+use super::selection::{ModelChoice, choices, find_choice, quant_of};
 
 /// A cache of models.
 #[derive(Clone, Debug)]
@@ -56,6 +57,9 @@ pub struct CachedModel {
     /// The total size.
     pub bytes: u64,
 }
+
+/// The extension of a file beside an incomplete content that has the repository and the name of its file.
+pub(super) const OWNER: &str = "of";
 
 /// The name of the default model in lists.
 pub const DEFAULT: &str = "default";
@@ -104,7 +108,9 @@ impl ModelCache {
             known.extend(models.into_iter().map(|model| model.quant));
         }
         match name.quant().filter(|_| !known.is_empty()) {
-            Some(quant) => Err(HubError::NoQuant { repository: name.path(), quant: quant.to_owned(), known }),
+            Some(quant) => {
+                Err(HubError::QuantNotCached { repository: name.path(), quant: quant.to_owned(), known })
+            }
             None => Ok(None),
         }
     }
@@ -136,7 +142,7 @@ impl ModelCache {
         found
     }
 
-    /// Every model of this cache and the default model; those of shared caches are not listed.
+    /// Every model of this cache, the default model, and those of shared caches that are not linked here.
     pub fn models(&self) -> HubResult<Vec<CachedModel>> {
         let mut found = Vec::new();
         let default = self.root.join(SMOLLM2.file);
@@ -163,20 +169,44 @@ impl ModelCache {
                 }
             }
         }
+        for cache in &self.shared {
+            for (name, folder) in entries(cache) {
+                // The names of organizations have no two dashes in a row.
+                let Some((owner, name)) =
+                    name.strip_prefix("models--").and_then(|name| name.split_once("--"))
+                else {
+                    continue;
+                };
+                for (commit, folder) in entries(&folder.join("snapshots")) {
+                    let models = models_in(&folder, &format!("{owner}/{name}"), &commit)?;
+                    let is_new = |model: &CachedModel| {
+                        !found.iter().any(|own| {
+                            (&own.repository, &own.commit, &own.quant)
+                                == (&model.repository, &model.commit, &model.quant)
+                        })
+                    };
+                    let new: Vec<CachedModel> = models.into_iter().filter(is_new).collect();
+                    found.extend(new);
+                }
+            }
+        }
         found.sort_by(|a, b| (&a.repository, &a.quant, &a.commit).cmp(&(&b.repository, &b.quant, &b.commit)));
         Ok(found)
     }
 
-    /// Removes the models of a name, all of its commits; without a quantization the whole repository. Contents that nothing
-    /// links to any more are deleted; those in shared caches stay. The bytes that became free.
+    /// Removes the models of a name, all of its commits; without a quantization the whole repository; also what was not
+    /// downloaded to its end. Contents that nothing links to any more are deleted; those in shared caches stay. The bytes that
+    /// became free.
     pub fn remove(&self, name: &RepositoryName) -> HubResult<u64> {
         let missing = || HubError::NotCached { name: name.to_string() };
         let folder = self.repository(name);
+        let partial = self.remove_partial(name)?;
         match name.quant() {
             None if folder.is_dir() => fs::remove_dir_all(&folder).map_err(io_error("remove", &folder))?,
+            None if partial.is_some() => {}
             None => return Err(missing()),
             Some(quant) => {
-                let mut removed = false;
+                let mut removed = partial.is_some();
                 for (commit, folder) in entries(&folder).filter(|(commit, _)| commit != "refs") {
                     for model in models_in(&folder, &name.path(), &commit)? {
                         let one = [ModelChoice { quant: model.quant, files: model.files, bytes: 0 }];
@@ -194,7 +224,35 @@ impl ModelCache {
                 }
             }
         }
-        self.remove_unused()
+        Ok(self.remove_unused()? + partial.unwrap_or(0))
+    }
+
+    /// Removes incomplete downloads of a name that nobody goes on with; their bytes, `None` if there are none.
+    fn remove_partial(&self, name: &RepositoryName) -> HubResult<Option<u64>> {
+        let mut freed = None;
+        for (_, owner) in entries(&self.root.join("blobs")) {
+            if owner.extension().is_none_or(|extension| extension != OWNER) {
+                continue;
+            }
+            let text = fs::read_to_string(&owner).unwrap_or_default();
+            let (repository, file) = text.split_once('\n').unwrap_or_default();
+            let label = quant_of(file.trim_end_matches(".gguf"));
+            let is_meant =
+                name.quant().is_none_or(|quant| label.is_some_and(|label| label.eq_ignore_ascii_case(quant)));
+            let lock = owner.with_extension("lock");
+            let is_busy = fs::File::open(&lock).is_ok_and(|file| file.try_lock().is_err());
+            if repository != name.path() || !is_meant || is_busy {
+                continue;
+            }
+            let partial = owner.with_extension("partial");
+            let bytes = fs::metadata(&partial).map_or(0, |found| found.len());
+            for path in [partial, owner.with_extension("state"), lock] {
+                let _ = fs::remove_file(path); // Not all are there at all times.
+            }
+            fs::remove_file(&owner).map_err(io_error("remove", &owner))?;
+            freed = Some(freed.unwrap_or(0) + bytes);
+        }
+        Ok(freed)
     }
 
     /// Removes the default model; its size.

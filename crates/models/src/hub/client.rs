@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use quadriga_llm::default_model::SMOLLM2;
 
-use super::cache::ModelCache;
+use super::cache::{ModelCache, OWNER};
 use super::checksum;
 use super::download::{Download, state_path};
 use super::error::{HubError, HubResult, io_error};
@@ -161,6 +161,9 @@ impl Hub {
             return Ok(found);
         }
         let partial = blobs.join(format!("{id}.partial"));
+        let owner = blobs.join(format!("{id}.{OWNER}"));
+        let text = format!("{}\n{}", listing.repository, file.name);
+        fs::write(&owner, text).map_err(io_error("write", &owner))?;
         let url = self.url(listing, file);
         let download = Download {
             http: &self.http,
@@ -183,6 +186,7 @@ impl Hub {
             Err(error @ HubError::Checksum { .. }) => {
                 let _ = fs::remove_file(&partial);
                 let _ = fs::remove_file(state_path(&partial));
+                let _ = fs::remove_file(&owner);
                 return Err(error);
             }
             result => result?,
@@ -190,6 +194,7 @@ impl Hub {
         let content = self.cache.blob(&sha256);
         fs::rename(&partial, &content).map_err(io_error("rename", &content))?;
         let _ = fs::remove_file(state_path(&partial));
+        let _ = fs::remove_file(&owner);
         // Only now: whoever waits for the lock finds the content.
         let _ = fs::remove_file(&lock_path);
         if let Ok(folder) = File::open(&blobs) {

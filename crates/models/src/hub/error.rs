@@ -52,7 +52,12 @@ pub enum HubError {
     FileName { repository: String, name: String },
     #[error("{repository} has no GGUF file{}; `quadriga convert` makes one from safetensors", found(files))]
     NoModel { repository: String, files: Vec<String> },
-    #[error("{repository} in the cache has no {quant}; there are {}; `quadriga pull` asks the hub", known.join(", "))]
+    #[error(
+        "{repository} in the cache has no {quant}, only {}; `quadriga pull` asks the hub, unless HF_HUB_OFFLINE is set",
+        known.join(", ")
+    )]
+    QuantNotCached { repository: String, quant: String, known: Vec<String> },
+    #[error("{repository} has no {quant}; there are {}", known.join(", "))]
     NoQuant { repository: String, quant: String, known: Vec<String> },
     #[error(
         "no model of {repository} fits in the memory of this machine; the smallest is {smallest}, which -hf {repository}:{smallest} gets all the same"

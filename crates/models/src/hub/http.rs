@@ -239,7 +239,12 @@ fn http_date(text: &str) -> Option<SystemTime> {
     let (day, year): (u64, u64) = (day.parse().ok()?, year.parse().ok()?);
     let mut clock = time.split(':').map(|part| part.parse::<u64>().ok());
     let (hours, minutes, seconds) = (clock.next()??, clock.next()??, clock.next()??);
-    if !(1970..10_000).contains(&year) || !(1..=31).contains(&day) || hours > 23 || minutes > 59 {
+    if !(1970..10_000).contains(&year)
+        || !(1..=31).contains(&day)
+        || hours > 23
+        || minutes > 59
+        || seconds > 60
+    {
         return None;
     }
     // Days since 1970 by counting years from March, whose lengths follow a rule.
@@ -309,6 +314,10 @@ mod tests {
             |text| http_date(text).map(|time| time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs());
         assert_eq!(seconds("Sun, 06 Nov 1994 08:49:37 GMT"), Some(784_111_777));
         assert_eq!(seconds("Thu, 29 Feb 2024 00:00:00 GMT"), Some(1_709_164_800));
-        assert_eq!(seconds("now"), None);
+        for wrong in
+            ["now", "Sun, 06 Nov 2094 08:49:9999999999999999999 GMT", "Sun, 06 Nov 2094 08:49:61 GMT"]
+        {
+            assert_eq!(seconds(wrong), None, "{wrong}");
+        }
     }
 }

@@ -55,6 +55,12 @@ impl RepositoryName {
         self.quant.as_deref()
     }
 
+    /// The same repository at this branch, tag or commit.
+    pub fn with_revision(&self, revision: &str) -> HubResult<RepositoryName> {
+        check_part(revision).map_err(|reason| HubError::Name { text: revision.to_owned(), reason })?;
+        Ok(RepositoryName { revision: Some(revision.to_owned()), ..self.clone() })
+    }
+
     /// The same repository with this type of quantization.
     pub fn with_quant(&self, quant: Option<&str>) -> RepositoryName {
         RepositoryName { quant: quant.map(str::to_owned), ..self.clone() }

@@ -59,7 +59,7 @@ pub fn choices<F: Clone>(
         let path = name(file);
         let Some(stem) = path.strip_suffix(".gguf") else { continue };
         let base = stem.rsplit('/').next().unwrap_or(stem).to_ascii_lowercase();
-        if base.starts_with("mmproj") || base.contains("imatrix") {
+        if base.contains("mmproj") || base.contains("imatrix") {
             continue;
         }
         match SplitName::of(Path::new(path)) {
@@ -150,6 +150,7 @@ mod tests {
             "b-Q8_0-00001-of-00002.gguf",
             "b-Q4_0.gguf",
             "mmproj-F16.gguf",
+            "b-mmproj-BF16.gguf",
             "b.imatrix.gguf",
             "README.md",
             "c-Q5_K-00001-of-00003.gguf",

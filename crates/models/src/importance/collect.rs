@@ -253,5 +253,6 @@ fn matrix(collected: &Mutex<Collected>, chunks: usize, chunk: usize, dataset: &s
         chunk_count: chunks as u32,
         chunk_size: chunk as u32,
         text: None,
+        text_chunks: 0,
     }
 }

@@ -15,6 +15,8 @@ const SUMS: &str = ".in_sum2";
 const COUNTS: &str = ".counts";
 /// The key of what tells the text from others.
 const TEXT: &str = "quadriga.imatrix.text";
+/// The key of the number of its chunks.
+const TEXT_CHUNKS: &str = "quadriga.imatrix.text_chunks";
 
 impl ImportanceMatrix {
     /// Reads a file, GGUF or the older format.
@@ -45,8 +47,13 @@ impl ImportanceMatrix {
             chunk_count: file.find("imatrix.chunk_count")?.unwrap_or_default(),
             chunk_size: file.find("imatrix.chunk_size")?.unwrap_or_default(),
             text: file.find::<&str>(TEXT)?.map(str::to_owned),
+            text_chunks: 0,
             entries: BTreeMap::new(),
         };
+        if matrix.text.is_some() {
+            // Older files have one number for all texts.
+            matrix.text_chunks = file.find(TEXT_CHUNKS)?.unwrap_or(matrix.chunk_count);
+        }
         for tensor in file.tensors() {
             let place = || format!("tensor {:?}", tensor.name());
             if tensor.dtype() != DType::F32 {
@@ -93,6 +100,7 @@ impl ImportanceMatrix {
         writer.set("imatrix.chunk_size", self.chunk_size)?;
         if let Some(text) = &self.text {
             writer.set(TEXT, text.as_str())?;
+            writer.set(TEXT_CHUNKS, self.text_chunks)?;
         }
         for (name, entry) in &self.entries {
             let matrices = entry.counts.len().max(1);

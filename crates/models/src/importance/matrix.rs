@@ -30,6 +30,8 @@ pub struct ImportanceMatrix {
     /// What tells the text from others ([`text_id`](ImportanceMatrix::text_id)); `None` for several texts, and in files of other
     /// programs.
     pub text: Option<String>,
+    /// Chunks of that text: fewer than all where matrices of other texts were added.
+    pub text_chunks: u32,
 }
 
 impl ImportanceMatrix {
@@ -89,6 +91,12 @@ impl ImportanceMatrix {
         }
     }
 
+    /// The chunks of the text that the file has, from where a run that resumes goes on.
+    pub fn resumed_chunks(&self) -> usize {
+        // Files of other programs say no more than how many chunks there are.
+        if self.text.is_some() { self.text_chunks as usize } else { self.chunk_count as usize }
+    }
+
     /// Adds the sums of another matrix of the same model.
     pub fn merge(&mut self, other: &ImportanceMatrix) -> Result<()> {
         for (name, theirs) in &other.entries {
@@ -111,8 +119,10 @@ impl ImportanceMatrix {
                 self.datasets.push(name.clone());
             }
         }
-        if self.text != other.text {
-            self.text = None;
+        if self.text == other.text {
+            self.text_chunks = self.text_chunks.saturating_add(other.text_chunks);
+        } else {
+            (self.text, self.text_chunks) = (None, 0);
         }
         self.chunk_count = self.chunk_count.saturating_add(other.chunk_count);
         self.chunk_size = self.chunk_size.max(other.chunk_size);

@@ -76,9 +76,12 @@ fn elements(name: &str, dtype: DType, bytes: &[u8], count: usize) -> Result<Vec<
 
 /// An adapter's matrices for one tensor, with the factor of their product.
 struct Update {
+    /// One after another, those of experts.
     a: Vec<f32>,
     b: Vec<f32>,
     rank: usize,
+    /// Rows of the tensor, of one expert.
+    rows: usize,
     factor: f32,
 }
 
@@ -86,18 +89,23 @@ impl Update {
     fn new(name: &str, adapter: &Adapter, tensor: &Tensor<'_>) -> Result<Option<Update>, LoraError> {
         let Some(pair) = adapter.pair(name) else { return Ok(None) };
         let (rows, columns) = (pair.b.dims[0], pair.a.dims[1]);
-        if *tensor.shape().dims() != [rows, columns] {
+        let fits = match pair.experts() {
+            Some(experts) => *tensor.shape().dims() == [experts, rows, columns],
+            None => *tensor.shape().dims() == [rows, columns],
+        };
+        if !fits {
             let (name, found) = (name.to_owned(), tensor.shape().to_string());
             return Err(LoraError::Shape { name, found, rows, columns });
         }
         let values = |matrix: &AdapterMatrix| {
             let bytes = matrix.data.bytes();
-            elements(name, matrix.dtype, &bytes, matrix.dims[0] * matrix.dims[1])
+            elements(name, matrix.dtype, &bytes, matrix.count * matrix.dims[0] * matrix.dims[1])
         };
         Ok(Some(Update {
             a: values(&pair.a)?,
             b: values(&pair.b)?,
             rank: pair.rank(),
+            rows,
             factor: adapter.factor(pair),
         }))
     }
@@ -106,7 +114,9 @@ impl Update {
     fn add_row(&self, row: usize, values: &mut [f32]) {
         let columns = values.len();
         let own = self.b.get(row * self.rank..(row + 1) * self.rank).unwrap_or_default();
-        for (weight, a) in own.iter().zip(self.a.chunks_exact(columns.max(1))) {
+        let expert = row / self.rows.max(1);
+        let a = self.a.chunks_exact(columns.max(1)).skip(expert * self.rank);
+        for (weight, a) in own.iter().zip(a) {
             let weight = weight * self.factor;
             values.iter_mut().zip(a).for_each(|(value, a)| *value += weight * a);
         }

@@ -8,5 +8,5 @@ mod text;
 pub use crate::error::QualityError;
 pub use page::error_page;
 pub use statistics::Estimate;
-pub use tensors::{TensorError, compare_tensors};
-pub use text::{Perplexity, TextComparison, compare_texts, perplexity};
+pub use tensors::{TensorError, UnpairedTensors, compare_tensors};
+pub use text::{Perplexity, TextComparison, chunk_tokens, compare_texts, perplexity};

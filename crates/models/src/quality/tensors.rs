@@ -35,12 +35,50 @@ fn type_name<S: serde::Serializer>(dtype: &DType, serializer: S) -> std::result:
     serializer.serialize_str(dtype.name())
 }
 
+/// Tensors that cannot be compared, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct UnpairedTensors {
+    /// Those that only the reference has.
+    pub reference: Vec<String>,
+    /// Those that only the other file has.
+    pub other: Vec<String>,
+    /// Those that both have, in different shapes or of types that cannot be read.
+    pub different: Vec<String>,
+}
+
+impl UnpairedTensors {
+    /// Of two files.
+    pub fn of(reference: &File, other: &File) -> UnpairedTensors {
+        let missing = |own: &File, from: &File| -> Vec<String> {
+            let missing = own.tensors().filter(|tensor| from.find_tensor(tensor.name()).is_none());
+            missing.map(|tensor| tensor.name().to_owned()).collect()
+        };
+        let pairs =
+            reference.tensors().filter_map(|tensor| Some((tensor, other.find_tensor(tensor.name())?)));
+        UnpairedTensors {
+            reference: missing(reference, other),
+            other: missing(other, reference),
+            different: pairs.filter(|(a, b)| !is_pair(a, b)).map(|(a, _)| a.name().to_owned()).collect(),
+        }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.reference.len() + self.other.len() + self.different.len()
+    }
+}
+
+/// Whether two tensors of one name can be compared.
+fn is_pair(a: &Tensor<'_>, b: &Tensor<'_>) -> bool {
+    a.shape() == b.shape() && a.dtype().is_computable() && b.dtype().is_computable()
+}
+
 /// The errors of all tensors that both files have in the same shape, in the order of the reference.
 pub fn compare_tensors(reference: &File, other: &File) -> Result<Vec<TensorError>> {
     let pairs: Vec<(Tensor<'_>, Tensor<'_>)> = reference
         .tensors()
         .filter_map(|tensor| Some((tensor, other.find_tensor(tensor.name())?)))
-        .filter(|(a, b)| a.shape() == b.shape() && a.dtype().is_computable() && b.dtype().is_computable())
+        .filter(|(a, b)| is_pair(a, b))
         .collect();
     let readers = (RowReader::new(reference)?, RowReader::new(other)?);
     let next = AtomicUsize::new(0);

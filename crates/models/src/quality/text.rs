@@ -1,5 +1,6 @@
 //! How well models predict a text: perplexity, and the divergence of one model's predictions from another's.
 
+use quadriga_llm::tokenizer::Tokenizer;
 use quadriga_llm::{BatchToken, Engine};
 use serde::Serialize;
 
@@ -46,6 +47,16 @@ pub struct TextComparison {
     pub probability_rms: f64,
     /// Predicted tokens.
     pub tokens: usize,
+}
+
+/// The tokens of a text that is computed in chunks of `chunk` tokens, as llama.cpp's tools have them: where the vocabulary's
+/// prompts begin with a beginning-of-text token, it is the first token of every chunk, in place of the text's.
+pub fn chunk_tokens(tokenizer: &Tokenizer, text: &str, chunk: usize) -> Vec<u32> {
+    let mut tokens = tokenizer.encode_prompt(text, false);
+    if let (true, Some(bos)) = (tokenizer.adds_bos(), tokenizer.vocabulary().bos) {
+        tokens.iter_mut().step_by(chunk.max(1)).for_each(|first| *first = bos);
+    }
+    tokens
 }
 
 /// Chunks of a text; an error if there is none.

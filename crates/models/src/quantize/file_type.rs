@@ -71,6 +71,12 @@ impl FileType {
         FileType::all().find(|row| row.name == name || name.parse() == Ok(row.id))
     }
 
+    /// The name of a file that has mostly tensors of this type: that of the type, where there is such a name.
+    pub fn of(dtype: DType) -> Option<FileType> {
+        let same = FileType::from_name(dtype.name()).filter(|row| row.dtype == dtype);
+        same.or_else(|| FileType::all().find(|row| row.dtype == dtype))
+    }
+
     /// The name.
     pub fn name(self) -> &'static str {
         self.name
@@ -105,5 +111,9 @@ mod tests {
         assert_eq!(FileType::from_name("q4_k").map(FileType::name), Some("Q4_K_M"));
         assert_eq!(FileType::from_name("15").map(FileType::name), Some("Q4_K_M"));
         assert_eq!(FileType::from_name("Q9_0"), None);
+        for (dtype, name) in [(DType::Q4_K, "Q4_K_M"), (DType::IQ2_S, "IQ2_M"), (DType::F16, "F16")] {
+            assert_eq!(FileType::of(dtype).map(FileType::name), Some(name));
+        }
+        assert_eq!(FileType::of(DType::I32), None);
     }
 }

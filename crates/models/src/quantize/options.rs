@@ -2,7 +2,7 @@
 
 use quadriga_gguf::OwnedValue;
 use quadriga_graph::DType;
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 
 use super::file_type::FileType;
 use super::kernels::is_target;
@@ -102,7 +102,8 @@ impl TensorType {
         if pattern.is_empty() {
             return Err(wrong("there is no expression before =".to_owned()));
         }
-        let pattern = Regex::new(&pattern.to_lowercase()).map_err(|error| wrong(error.to_string()))?;
+        let pattern = RegexBuilder::new(pattern).case_insensitive(true).build();
+        let pattern = pattern.map_err(|error| wrong(error.to_string()))?;
         let dtype = parse_type(name).map_err(|error| wrong(error.to_string()))?;
         Ok(TensorType { pattern, dtype })
     }

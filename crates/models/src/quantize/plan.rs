@@ -3,6 +3,7 @@
 use quadriga_gguf::{File, Tensor};
 use quadriga_graph::{DType, Shape};
 
+use super::file_type::FileType;
 use super::mix::{Mix, MixModel, fallback, is_quantizable};
 use super::options::QuantizeOptions;
 use crate::error::{QuantizeError, Result};
@@ -61,6 +62,27 @@ impl QuantizePlan {
     pub fn bits_per_weight(&self) -> f64 {
         let elements: u64 = self.tensors.iter().map(|tensor| tensor.shape.elements() as u64).sum();
         self.byte_len() as f64 * 8.0 / elements.max(1) as f64
+    }
+
+    /// What the file is by the type that takes most of its bytes.
+    pub fn main_type(&self) -> Option<FileType> {
+        let quantized = || self.tensors.iter().filter(|tensor| tensor.is_quantizable);
+        let bytes = |dtype: DType| -> u64 {
+            quantized().filter(|tensor| tensor.to == dtype).map(TensorPlan::byte_len).sum()
+        };
+        let most = quantized().map(|tensor| tensor.to).max_by_key(|dtype| bytes(*dtype));
+        most.and_then(FileType::of)
+    }
+
+    /// What the file is, of which this was asked: where the rows are too short for its type, so that no tensor has that, the type
+    /// of most bytes.
+    pub fn file_type(&self, asked: FileType) -> FileType {
+        let quantized = || self.tensors.iter().filter(|tensor| tensor.is_quantizable);
+        let fell_back = quantized().any(|tensor| tensor.wanted == Some(asked.dtype()));
+        if !fell_back || quantized().any(|tensor| tensor.to == asked.dtype()) {
+            return asked;
+        }
+        self.main_type().unwrap_or(asked)
     }
 
     /// Decides all types.

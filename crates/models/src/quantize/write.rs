@@ -6,6 +6,7 @@ use std::sync::Mutex;
 
 use quadriga_gguf::{File, OwnedValue, Writer};
 
+use super::file_type::FileType;
 use super::options::QuantizeOptions;
 use super::pipeline::{Results, Work, matrices, run};
 use super::plan::{QuantizePlan, TensorPlan};
@@ -66,7 +67,7 @@ pub fn quantize_file(
     let waiting = if parts > 1 { Some(WaitingParts::new(&paths)?) } else { None };
     let part_of: Vec<usize> =
         file.tensors().map(|tensor| if parts > 1 { tensor.part() } else { 0 }).collect();
-    let metadata = metadata(file, options, importance)?;
+    let metadata = metadata(file, plan.file_type(options.file_type), options, importance)?;
     run(&work, options.thread_count(), options.memory, hooks.cancelled, |results| {
         for (part, path) in paths.iter().enumerate() {
             let failure = Mutex::new(None);
@@ -188,12 +189,13 @@ pub(crate) fn columns(
 /// The metadata of the output: that of the input, with what has changed.
 fn metadata(
     file: &File,
+    file_type: FileType,
     options: &QuantizeOptions,
     importance: Option<(&ImportanceMatrix, &Path)>,
 ) -> Result<Vec<(String, OwnedValue)>> {
     let mut changed: Vec<(String, OwnedValue)> = vec![
         ("general.quantization_version".to_owned(), QUANTIZATION_VERSION.into()),
-        ("general.file_type".to_owned(), options.file_type.id().into()),
+        ("general.file_type".to_owned(), file_type.id().into()),
     ];
     if let Some((matrix, path)) = importance {
         let path = path.to_string_lossy().into_owned();

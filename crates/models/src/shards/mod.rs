@@ -3,13 +3,19 @@
 //! The parts of a model are `PREFIX-00001-of-00003.gguf` and so on. The first has all keys; each has `split.no`, `split.count`
 //! and `split.tensors.count`. Merging gives the file that was split.
 
+mod work_folder;
+
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use quadriga_gguf::{File, SplitName, Tensor, Writer};
+use work_folder::{WorkFolder, sync_folder};
 
 /// The keys that only the parts of a split model have.
 const SPLIT_KEYS: [&str; 3] = ["split.no", "split.count", "split.tensors.count"];
+/// Bytes that are written between two looks at whether the user gave up.
+const PIECE: usize = 4 << 20;
 /// The most parts that names can number.
 const MAX_PARTS: usize = u16::MAX as usize;
 
@@ -24,15 +30,15 @@ pub enum ShardError {
     #[error(transparent)]
     Gguf(#[from] quadriga_gguf::Error),
     #[error("cannot {action} {}: {source}", path.display())]
-    Io { action: &'static str, path: PathBuf, source: std::io::Error },
+    Io { action: &'static str, path: PathBuf, source: io::Error },
     #[error("{} is already split into {parts} parts; merge them first", path.display())]
     AlreadySplit { path: PathBuf, parts: usize },
     #[error("{} is one file; there is nothing to merge", path.display())]
     NotSplit { path: PathBuf },
     #[error("{count} parts are too many; allow more tensors or bytes in each")]
     TooManyParts { count: usize },
-    #[error("parts of {max} bytes are too small for tensor {name:?} of {bytes} bytes; allow more")]
-    LargeTensor { name: String, bytes: u64, max: u64 },
+    #[error("cancelled")]
+    Cancelled,
     #[error(transparent)]
     Output(#[from] crate::OutputIsInput),
 }
@@ -42,7 +48,7 @@ pub enum ShardError {
 pub struct SplitLimits {
     /// The most tensors in a part.
     pub tensors: usize,
-    /// The most bytes of tensors in a part.
+    /// The most bytes of tensors in a part; a tensor of more has a part of its own.
     pub bytes: u64,
     /// Whether the first part has keys only.
     pub keys_apart: bool,
@@ -63,10 +69,6 @@ fn parts(file: &File, limits: &SplitLimits) -> ShardResult<Vec<(usize, usize)>> 
     let (mut start, mut bytes) = (0, 0);
     for (index, tensor) in file.tensors().enumerate() {
         let own = (tensor.byte_len() as u64).next_multiple_of(u64::from(file.alignment()));
-        if own > limits.bytes {
-            let (name, bytes) = (tensor.name().to_owned(), own);
-            return Err(ShardError::LargeTensor { name, bytes, max: limits.bytes });
-        }
         if index > start && (index - start >= limits.tensors.max(1) || bytes + own > limits.bytes) {
             parts.push((start, index));
             (start, bytes) = (index, 0);
@@ -92,7 +94,13 @@ pub fn plan_split(input: &Path, limits: &SplitLimits) -> ShardResult<Vec<(usize,
 }
 
 /// Splits a file into parts whose names begin with `prefix`; their paths. All parts are complete before the first gets its name.
-pub fn split(input: &Path, prefix: &Path, limits: &SplitLimits) -> ShardResult<Vec<PathBuf>> {
+/// Once `cancelled` returns true, what was written is removed.
+pub fn split(
+    input: &Path,
+    prefix: &Path,
+    limits: &SplitLimits,
+    cancelled: &(dyn Fn() -> bool + Sync),
+) -> ShardResult<Vec<PathBuf>> {
     let file = File::open(input)?;
     if file.part_count() > 1 {
         return Err(ShardError::AlreadySplit { path: input.to_owned(), parts: file.part_count() });
@@ -111,10 +119,7 @@ pub fn split(input: &Path, prefix: &Path, limits: &SplitLimits) -> ShardResult<V
         })
         .collect();
     paths.iter().try_for_each(|path| crate::check_output(path, [input]))?;
-    let work = tempfile::Builder::new()
-        .prefix(".split.tmp")
-        .tempdir_in(folder)
-        .map_err(io("create a folder in", folder))?;
+    let work = WorkFolder::create(folder, &name).map_err(io("create a folder in", folder))?;
     let named = |folder: &Path, number: u32| {
         SplitName { folder: folder.to_owned(), prefix: name.clone(), number, count }.path_of(number)
     };
@@ -132,18 +137,24 @@ pub fn split(input: &Path, prefix: &Path, limits: &SplitLimits) -> ShardResult<V
         writer.set("split.count", all)?;
         writer.set("split.tensors.count", i32::try_from(file.tensor_count()).unwrap_or(i32::MAX))?;
         for tensor in file.tensors().skip(*from).take(to - from) {
-            copy(&mut writer, tensor)?;
+            copy(&mut writer, tensor, cancelled)?;
         }
-        writer.write(named(work.path(), number))?;
+        let written = writer.write(named(work.path(), number));
+        if cancelled() {
+            return Err(ShardError::Cancelled);
+        }
+        written?;
     }
     for (number, path) in (1..).zip(&paths) {
         fs::rename(named(work.path(), number), path).map_err(io("rename", path))?;
     }
+    sync_folder(folder).map_err(io("sync", folder))?;
     Ok(paths)
 }
 
-/// Merges the parts of a model, any of which is `input`, into one file.
-pub fn merge(input: &Path, output: &Path) -> ShardResult<()> {
+/// Merges the parts of a model, any of which is `input`, into one file. Once `cancelled` returns true, what was written is
+/// removed.
+pub fn merge(input: &Path, output: &Path, cancelled: &(dyn Fn() -> bool + Sync)) -> ShardResult<()> {
     let file = File::open(input)?;
     if file.part_count() == 1 && file.value("split.count").is_none() {
         return Err(ShardError::NotSplit { path: input.to_owned() });
@@ -154,12 +165,27 @@ pub fn merge(input: &Path, output: &Path) -> ShardResult<()> {
         writer.set(key, value)?;
     }
     for tensor in file.tensors() {
-        copy(&mut writer, tensor)?;
+        copy(&mut writer, tensor, cancelled)?;
     }
-    Ok(writer.write(output)?)
+    let written = writer.write(output);
+    if cancelled() { Err(ShardError::Cancelled) } else { Ok(written?) }
 }
 
-/// Adds a tensor as it is.
-fn copy<'a>(writer: &mut Writer<'a>, tensor: Tensor<'a>) -> quadriga_gguf::Result<()> {
-    writer.tensor_bytes(tensor.name(), tensor.dtype(), tensor.shape(), tensor.bytes()).map(|_| ())
+/// Adds a tensor as it is; writing it fails once it is cancelled.
+fn copy<'a>(
+    writer: &mut Writer<'a>,
+    tensor: Tensor<'a>,
+    cancelled: &'a (dyn Fn() -> bool + Sync),
+) -> quadriga_gguf::Result<()> {
+    let bytes = tensor.bytes();
+    let write = move |out: &mut dyn Write| {
+        for piece in bytes.chunks(PIECE) {
+            if cancelled() {
+                return Err(io::Error::other("cancelled"));
+            }
+            out.write_all(piece)?;
+        }
+        Ok(())
+    };
+    writer.tensor(tensor.name(), tensor.dtype(), tensor.shape(), write).map(|_| ())
 }

@@ -52,6 +52,8 @@ pub struct Request {
 struct State {
     /// Repository, file name, content.
     files: Vec<(String, String, Vec<u8>)>,
+    /// Sizes of files, by name, of which only the beginning is there; the rest is zeros.
+    sparse: BTreeMap<String, u64>,
     faults: Faults,
     log: Vec<Request>,
 }
@@ -83,6 +85,12 @@ impl FakeHub {
 
     pub fn add(&self, repository: &str, name: &str, content: &[u8]) {
         self.state.lock().unwrap().files.push((repository.to_owned(), name.to_owned(), content.to_vec()));
+    }
+
+    /// Adds a file of this size of which only the beginning is kept.
+    pub fn add_sparse(&self, repository: &str, name: &str, beginning: &[u8], bytes: u64) {
+        self.add(repository, name, beginning);
+        self.state.lock().unwrap().sparse.insert(name.to_owned(), bytes);
     }
 
     /// The requests since the last call.
@@ -171,7 +179,9 @@ fn hub(stream: &TcpStream, state: &Mutex<State>, request: &Request, storage: &st
             .files
             .iter()
             .filter(|(own, ..)| own == repository)
-            .map(|(_, name, content)| listed(name, content, state.faults.size))
+            .map(|(_, name, content)| {
+                listed(name, content, state.faults.size.or(state.sparse.get(name).copied()))
+            })
             .collect();
         if files.is_empty() {
             return plain(stream, 404, "", "{\"error\":\"Repository not found\"}");
@@ -223,19 +233,23 @@ fn content(mut stream: &TcpStream, state: &Mutex<State>, request: &Request) -> b
         .files
         .iter()
         .find(|(repository, name, _)| path == format!("/{repository}/resolve/{COMMIT}/{name}"));
-    let Some((_, _, bytes)) = found else { return plain(stream, 404, "", "") };
+    let Some((_, name, bytes)) = found else { return plain(stream, 404, "", "") };
+    let sparse = guard.sparse.get(name).copied();
     let mut bytes = bytes.clone();
     if faults.corrupt
         && let Some(byte) = bytes.last_mut()
     {
         *byte ^= 1;
     }
-    let total = bytes.len() as u64 + faults.lie;
+    let total = sparse.unwrap_or(bytes.len() as u64) + faults.lie;
     let range = request.headers.get("range").and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
     let range =
         range.and_then(|(first, last)| Some((first.parse::<usize>().ok()?, last.parse::<usize>().ok()?)));
     let (head, body) = match range.filter(|_| !faults.no_ranges) {
         Some((first, last)) => {
+            if sparse.is_some() {
+                bytes.resize(bytes.len().max(last + 1), 0);
+            }
             let body = bytes[first..=last.min(bytes.len() - 1)].to_vec();
             let length = body.len();
             (

@@ -88,6 +88,26 @@ fn a_file_has_the_planned_types_and_the_changed_metadata() {
 }
 
 #[test]
+fn a_file_whose_rows_are_too_short_says_what_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in.gguf"), folder.path().join("out.gguf"));
+    let values: Vec<u8> = (0..24 * 96).flat_map(|i| (i as f32 / 1000.0 - 1.0).to_le_bytes()).collect();
+    let mut writer = Writer::new();
+    writer.set("general.architecture", "llama").unwrap();
+    for name in ["token_embd.weight", "output.weight", "blk.0.attn_q.weight", "blk.0.ffn_down.weight"] {
+        writer.tensor_bytes(name, DType::F32, [24, 96], &values).unwrap();
+    }
+    writer.write(&input).unwrap();
+    let plan = run(&input, &output, &options("Q4_K_S")).unwrap();
+    assert!(plan.tensors.iter().all(|tensor| tensor.to != DType::Q4_K), "{plan:?}");
+    let file = File::open(&output).unwrap();
+    let dtype = file.tensor("blk.0.attn_q.weight").unwrap().dtype();
+    let id = file.get::<u32>("general.file_type").unwrap();
+    assert_eq!(id, FileType::from_name(dtype.name()).unwrap().id());
+    assert_ne!(id, FileType::from_name("Q4_K_S").unwrap().id());
+}
+
+#[test]
 fn threads_and_memory_do_not_change_the_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in.gguf");
