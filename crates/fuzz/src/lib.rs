@@ -63,5 +63,17 @@ pub fn targets() -> Vec<(&'static str, Target)> {
         ("request_completion", request::completion),
         #[cfg(feature = "server")]
         ("request_infill", request::infill),
+        #[cfg(feature = "server")]
+        ("request_embeddings", request::embeddings),
+        #[cfg(feature = "server")]
+        ("request_ollama_embed", request::ollama_embed),
+        #[cfg(feature = "server")]
+        ("request_rerank", request::rerank),
+        #[cfg(feature = "server")]
+        ("request_tokenize", request::tokenize),
+        #[cfg(feature = "server")]
+        ("request_detokenize", request::detokenize),
+        #[cfg(feature = "server")]
+        ("request_apply_template", request::apply_template),
     ]
 }

@@ -1,4 +1,4 @@
-//! Parses any bytes as the body of a request for text, one target for each route: an error that blames the request, or prompts whose
+//! Parses any bytes as the body of a request with texts, one target for each route: an error that blames the request, or prompts whose
 //! tokens exist.
 
 #[allow(dead_code, unreachable_pub, reason = "the tests use more of it")]
@@ -41,6 +41,12 @@ routes! {
     ollama_generate "/api/generate"
     completion "/completion"
     infill "/infill"
+    embeddings "/v1/embeddings"
+    ollama_embed "/api/embed"
+    rerank "/rerank"
+    tokenize "/tokenize"
+    detokenize "/detokenize"
+    apply_template "/apply-template"
 }
 
 fn check(path: &str, bytes: &[u8]) {

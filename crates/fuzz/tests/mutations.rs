@@ -98,7 +98,7 @@ fn mutated_vocabularies_are_used_or_refused() {
 }
 
 #[test]
-fn every_route_for_text_has_a_target() {
+fn every_route_with_texts_has_a_target() {
     assert_eq!(quadriga_fuzz::request::PATHS, quadriga_server::requests::PATHS);
 }
 

@@ -1,4 +1,4 @@
-// openai-node: chat, stream helpers, tools, parse and responses.
+// openai-node: chat, stream helpers, tools, parse, responses and embeddings.
 const assert = require('node:assert/strict');
 const { test } = require('node:test');
 const { OpenAI } = require('openai');
@@ -53,4 +53,16 @@ test('responses', async () => {
   assert.match(answer.output_text, /Paris/);
   const final = await client.responses.stream(request).finalResponse();
   assert.equal(final.output_text, answer.output_text);
+});
+
+test('embeddings', async () => {
+  const input = ['A cat is sleeping on the sofa.', 'A cat sleeps on the couch.', 'The central bank raised its interest rates.'];
+  // The library asks for base64 by itself, and decodes it.
+  const answer = await client.embeddings.create({ model: 'smollm2', input });
+  const [first, second, third] = answer.data.map((item) => item.embedding);
+  const product = (a, b) => a.reduce((sum, value, index) => sum + value * b[index], 0);
+  assert.ok(Math.abs(product(first, first) - 1) < 1e-3);
+  assert.ok(product(first, second) > product(first, third));
+  const numbers = await client.embeddings.create({ model: 'smollm2', input, encoding_format: 'float' });
+  assert.ok(product(first, numbers.data[0].embedding) > 0.9999);
 });

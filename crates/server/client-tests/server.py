@@ -92,3 +92,40 @@ def check_weather(arguments):
     """Asserts that arguments are of the schema."""
     assert set(arguments) == {"city", "unit"}, arguments
     assert isinstance(arguments["city"], str) and arguments["unit"] in ("celsius", "fahrenheit"), arguments
+
+
+# The first two mean almost the same.
+TEXTS = [
+    "A cat is sleeping on the sofa in the living room.",
+    "A cat sleeps on the couch in the living room.",
+    "The central bank raised its interest rates again on Thursday.",
+]
+
+
+def similarity(a, b):
+    """The cosine of the angle between two vectors."""
+    length = sum(x * x for x in a) ** 0.5 * sum(x * x for x in b) ** 0.5
+    return sum(x * y for x, y in zip(a, b)) / length
+
+
+def check_embeddings(vectors):
+    """Asserts that vectors are those of TEXTS: of length 1, and closer the more the texts have in common."""
+    assert len(vectors) == len(TEXTS) and len({len(vector) for vector in vectors}) == 1, [len(v) for v in vectors]
+    for vector in vectors:
+        assert abs(sum(x * x for x in vector) - 1) < 1e-3, sum(x * x for x in vector)
+    near, far = similarity(vectors[0], vectors[1]), similarity(vectors[0], vectors[2])
+    assert near > far, (near, far)
+
+
+def check_same(vectors, others):
+    """Asserts that two lists of vectors are the same but for rounding."""
+    assert len(vectors) == len(others)
+    for vector, other in zip(vectors, others):
+        assert similarity(vector, other) > 0.9999, similarity(vector, other)
+
+
+# A small model calls a tool if it is told how, word for word.
+CALL_PROMPT = (
+    "Repeat the following lines exactly, and write nothing else:\n"
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "unit": "celsius"}}\n</tool_call>'
+)

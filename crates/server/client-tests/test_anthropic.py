@@ -1,4 +1,5 @@
-"""anthropic: messages, streams, tools, thinking, and the number of tokens."""
+"""anthropic: messages, streams, tools, schemas, and the number of tokens."""
+import json
 import unittest
 
 import anthropic
@@ -38,6 +39,24 @@ class Anthropic(unittest.TestCase):
         result = {"type": "tool_result", "tool_use_id": call.id, "content": "12 degrees"}
         history = [*messages, {"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
         self.assertTrue(self.client.messages.create(messages=history, tools=[TOOL], **self.common).content)
+
+    def test_one_call_of_a_named_tool(self):
+        messages = [{"role": "user", "content": "How is the weather in Bern?"}]
+        choice = {"type": "tool", "name": "weather"}
+        common = {**self.common, "max_tokens": 400}
+        answer = self.client.messages.create(messages=messages, tools=[TOOL], tool_choice=choice, **common)
+        (call,) = answer.content
+        self.assertTrue(call.id.startswith("toolu_"), call.id)
+        server.check_weather(call.input)
+
+    def test_schema(self):
+        messages = [{"role": "user", "content": "How is the weather in Bern? Answer in JSON."}]
+        config = {"format": {"type": "json_schema", "schema": server.WEATHER}}
+        answer = self.client.messages.create(messages=messages, output_config=config, **self.common)
+        server.check_weather(json.loads(answer.content[0].text))
+        with self.client.messages.stream(messages=messages, output_config=config, **self.common) as stream:
+            text = "".join(stream.text_stream)
+        self.assertEqual(json.loads(text), json.loads(answer.content[0].text))
 
     def test_tokens_and_errors(self):
         count = self.client.messages.count_tokens(model="smollm2", messages=server.QUESTION).input_tokens

@@ -1,4 +1,4 @@
-"""The requests of lm-eval's `local-completions`: log-likelihoods of continuations, against those of `quadriga eval`."""
+"""lm-eval's `local-completions`: log-likelihoods of continuations, against those of `quadriga eval`. Its requests are also sent one by one."""
 import json
 import subprocess
 import tempfile
@@ -42,7 +42,32 @@ def complete(prompts):
     return [choice["logprobs"] for choice in sorted(choices, key=lambda choice: choice["index"])]
 
 
+def tokenized(texts):
+    """The tokens of each text."""
+    return [case["tokens"] for case in evaluate([{"name": "t", "kind": "tokenize", "text": text} for text in texts])]
+
+
 class LmEval(unittest.TestCase):
+    def test_lm_eval_itself(self):
+        from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+        model = LocalCompletionsAPI(
+            base_url=server.default() + "/v1/completions", model="smollm2", tokenizer_backend="None", batch_size=4, max_retries=1
+        )
+        # The texts are tokenized already: its own tokenizers would be downloaded.
+        model.tokenizer, model.tokenized_requests = object(), True
+        tokens = tokenized(TEXTS)
+        exact = evaluate([{"name": "n", "kind": "nll", "text": text, "ctx": len(each)} for text, each in zip(TEXTS, tokens)])
+        found = model._loglikelihood_tokens([((None, text), each[:1], each[1:]) for text, each in zip(TEXTS, tokens)])
+        for each, (likelihood, is_greedy), wanted in zip(tokens, found, exact):
+            self.assertAlmostEqual(-likelihood / (len(each) - 1), wanted["nll"], delta=0.02)
+            self.assertFalse(is_greedy, "no model would have written all of it")
+        paris, rome = tokenized(["The capital of France is Paris", "The capital of France is Rome"])
+        pairs = [((None, None), each[:-1], each[-1:]) for each in (paris, rome)]
+        (of_paris, is_greedy), (of_rome, _) = model._loglikelihood_tokens(pairs)
+        self.assertGreater(of_paris, of_rome)
+        self.assertTrue(is_greedy)
+
     def test_loglikelihoods_are_those_of_eval(self):
         tokens = [case["tokens"] for case in evaluate([{"name": "t", "kind": "tokenize", "text": text} for text in TEXTS])]
         # One chunk with the whole text.

@@ -1,4 +1,4 @@
-"""ollama-python: chat, generate, streams, tools, schemas and the list of models."""
+"""ollama-python: chat, generate, streams, tools, schemas, embeddings and the list of models."""
 import json
 import unittest
 
@@ -30,7 +30,14 @@ class Ollama(unittest.TestCase):
 
     def test_schema_and_tools(self):
         server.check_weather(json.loads(self.chat(format=server.WEATHER).message.content))
-        # Ollama has no way to require a call: the conversation with one is accepted.
+        # Ollama has no way to require a call: the model has to want it.
+        prompt = [{"role": "user", "content": server.CALL_PROMPT}]
+        for answers in [[self.chat(messages=prompt, tools=server.TOOLS)], self.chat(messages=prompt, tools=server.TOOLS, stream=True)]:
+            calls = [call for answer in answers for call in answer.message.tool_calls or []]
+            self.assertEqual(len(calls), 1)
+            self.assertEqual(calls[0].function.name, "weather")
+            server.check_weather(calls[0].function.arguments)
+        # The conversation with one goes on.
         call = {"function": {"name": "weather", "arguments": {"city": "Bern", "unit": "celsius"}}}
         messages = [
             {"role": "user", "content": "How is the weather in Bern?"},
@@ -39,6 +46,12 @@ class Ollama(unittest.TestCase):
         ]
         answer = self.chat(messages=messages, tools=server.TOOLS)
         self.assertTrue(answer.message.content or answer.message.tool_calls)
+
+    def test_embeddings(self):
+        answer = self.client.embed(model="smollm2", input=server.TEXTS)
+        server.check_embeddings(answer.embeddings)
+        one = self.client.embeddings(model="smollm2", prompt=server.TEXTS[0])
+        server.check_same([answer.embeddings[0]], [one.embedding])
 
     def test_models(self):
         self.assertEqual([model.model for model in self.client.list().models][:1], ["smollm2"])

@@ -1,4 +1,4 @@
-"""openai-python: chat, streams and their helpers, tools, `.parse()`, responses, completions, models, errors."""
+"""openai-python: chat, streams and their helpers, tools, `.parse()`, responses, embeddings, models, errors."""
 import enum
 import json
 import unittest
@@ -116,6 +116,24 @@ class OpenAi(unittest.TestCase):
         )
         calls = [item for item in called.output if item.type == "function_call"]
         server.check_weather(json.loads(calls[0].arguments))
+
+    def test_one_call_of_a_named_tool(self):
+        choice = {"type": "function", "function": {"name": "weather"}}
+        messages = [{"role": "user", "content": "How is the weather in Bern?"}]
+        answer = self.chat(messages=messages, tools=server.TOOLS, tool_choice=choice, max_tokens=400)
+        (call,) = answer.choices[0].message.tool_calls
+        server.check_weather(json.loads(call.function.arguments))
+
+    def test_embeddings(self):
+        # The library asks for base64 by itself, and decodes it.
+        answer = self.client.embeddings.create(model="smollm2", input=server.TEXTS)
+        self.assertGreater(answer.usage.prompt_tokens, 0)
+        vectors = [item.embedding for item in answer.data]
+        server.check_embeddings(vectors)
+        numbers = self.client.embeddings.create(model="smollm2", input=server.TEXTS, encoding_format="float")
+        server.check_same(vectors, [item.embedding for item in numbers.data])
+        short = self.client.embeddings.create(model="smollm2", input=server.TEXTS[0], dimensions=8)
+        self.assertEqual(len(short.data[0].embedding), 8)
 
     def test_models_and_errors(self):
         self.assertEqual([model.id for model in self.client.models.list()], ["smollm2"])

@@ -34,6 +34,15 @@ class LiteLlm(unittest.TestCase):
         server.check_weather(json.loads(self.call(response_format=schema, max_tokens=100).choices[0].message.content))
 
 
+    def test_embeddings(self):
+        import litellm
+
+        answer = litellm.embedding(
+            model="openai/smollm2", input=server.TEXTS, api_base=server.default() + "/v1", api_key="none", encoding_format="float"
+        )
+        server.check_embeddings([item["embedding"] for item in answer.data])
+
+
 class LangChain(unittest.TestCase):
     def setUp(self):
         from langchain_openai import ChatOpenAI
@@ -54,24 +63,50 @@ class LangChain(unittest.TestCase):
         server.check_weather(self.model.with_structured_output(schema, method="json_schema").invoke("Weather in Bern?"))
 
 
+    def test_embeddings(self):
+        from langchain_openai import OpenAIEmbeddings
+
+        # To count tokens it would need OpenAI's vocabulary, which it downloads.
+        embeddings = OpenAIEmbeddings(
+            model="smollm2", base_url=server.default() + "/v1", api_key="none", check_embedding_ctx_length=False, max_retries=0
+        )
+        vectors = embeddings.embed_documents(server.TEXTS)
+        server.check_embeddings(vectors)
+        server.check_same([vectors[1]], [embeddings.embed_query(server.TEXTS[1])])
+
+
+WEATHER_FUNCTION = '''
+def weather(city: str, unit: str) -> str:
+    "The weather in a city."
+    return f"12 degrees {unit} in {city}"
+'''
+
+
 class Llm(unittest.TestCase):
-    def test_prompt_stream_and_schema(self):
+    def test_prompt_stream_schema_and_tools(self):
         with tempfile.TemporaryDirectory() as home:
-            entry = f"- model_id: local\n  model_name: smollm2\n  api_base: {server.default()}/v1\n  supports_schema: true\n"
+            entry = f"- model_id: local\n  model_name: smollm2\n  api_base: {server.default()}/v1\n  supports_schema: true\n  supports_tools: true\n"
             with open(os.path.join(home, "extra-openai-models.yaml"), "w") as file:
                 file.write(entry)
             environment = {**os.environ, "LLM_USER_PATH": home, "OPENAI_API_KEY": "none"}
 
-            def llm(*arguments):
+            def llm(*arguments, may_fail=False):
                 command = [sys.executable, "-m", "llm", "prompt", "-m", "local", "-o", "temperature", "0", *arguments]
                 done = subprocess.run(command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertTrue(done.returncode == 0 or may_fail, done.stderr)
+                self.log = done.stderr
                 return done.stdout
 
             question = server.QUESTION[0]["content"]
             self.assertIn("Paris", llm(question))
             self.assertIn("Paris", llm("--no-stream", question))
             server.check_weather(json.loads(llm("--schema", json.dumps(server.WEATHER), "Weather in Bern?")))
+            # It runs the function, and sends the result back. The model may call it again, as it was told to, which llm ends with an error.
+            tools = ["--functions", WEATHER_FUNCTION, "--tools-debug", "--chain-limit", "2"]
+            for stream in [[], ["--no-stream"]]:
+                llm(*stream, *tools, server.CALL_PROMPT, may_fail=True)
+                self.assertIn("weather({'city': 'Bern', 'unit': 'celsius'})", self.log)
+                self.assertIn("12 degrees celsius in Bern", self.log)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ impl FromRequest<Arc<App>> for JsonBody {
             )
         })??;
         if tracing::enabled!(target: PROMPTS, tracing::Level::INFO) {
-            tracing::info!(target: PROMPTS, body = %String::from_utf8_lossy(&bytes), "request body");
+            tracing::info!(target: PROMPTS, body = %printable(&bytes), "request body");
         }
         if bytes.len() < LONG_BODY {
             return JsonBody::parse(&bytes);
@@ -71,6 +71,22 @@ impl FromRequest<Arc<App>> for JsonBody {
     }
 }
 
+/// The text of a body for a log that a terminal may show: control characters, and those that change the direction of text, are
+/// spelled out.
+fn printable(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let mut printable = String::with_capacity(text.len());
+    for letter in text.chars() {
+        let turns =
+            matches!(letter, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        match letter.is_control() || turns {
+            true => printable.extend(letter.escape_default()),
+            false => printable.push(letter),
+        }
+    }
+    printable
+}
+
 /// The whole body, if it has at most so many bytes.
 async fn read(body: Body, app: &Arc<App>) -> Result<(Vec<u8>, BodyRoom), ApiError> {
     let limit = app.limits().body_bytes;
@@ -80,6 +96,7 @@ async fn read(body: Body, app: &Arc<App>) -> Result<(Vec<u8>, BodyRoom), ApiErro
             format!("the body is larger than {limit} bytes, the server's limit"),
         )
     };
+    let length = body.size_hint().exact();
     if body.size_hint().lower() > limit as u64 {
         return Err(too_large());
     }
@@ -87,8 +104,7 @@ async fn read(body: Body, app: &Arc<App>) -> Result<(Vec<u8>, BodyRoom), ApiErro
     let mut bytes = Vec::new();
     let mut room = app.body_room();
     while let Some(frame) = std::future::poll_fn(|context| body.as_mut().poll_frame(context)).await {
-        let frame =
-            frame.map_err(|error| ApiError::invalid(format!("the body could not be read: {error}")))?;
+        let frame = frame.map_err(|error| unread(&error, bytes.len(), length))?;
         let Ok(data) = frame.into_data() else { continue };
         if bytes.len() + data.len() > limit {
             return Err(too_large());
@@ -102,9 +118,29 @@ async fn read(body: Body, app: &Arc<App>) -> Result<(Vec<u8>, BodyRoom), ApiErro
     Ok((bytes, room))
 }
 
+/// Why the rest of a body could not be read.
+fn unread(error: &axum::Error, read: usize, length: Option<u64>) -> ApiError {
+    let first: &(dyn std::error::Error + 'static) = error;
+    let mut causes = std::iter::successors(Some(first), |error| error.source());
+    let is_end = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::UnexpectedEof;
+    ApiError::invalid(match causes.any(|cause| cause.downcast_ref().is_some_and(is_end)) {
+        true => {
+            let of = length.map(|length| format!(" of {length}")).unwrap_or_default();
+            format!("the connection ended after {read}{of} bytes of the body")
+        }
+        false => format!("the body could not be read: {error}"),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn logs_of_bodies_have_no_control_characters() {
+        let text = printable("{\"a\":\"\u{1b}[2J\u{9b}é\u{202e}\"}\r\n\u{7f}".as_bytes());
+        assert_eq!(text, r#"{"a":"\u{1b}[2J\u{9b}é\u{202e}"}\r\n\u{7f}"#);
+    }
 
     #[test]
     fn deep_json_is_an_error() {

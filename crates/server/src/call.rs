@@ -19,11 +19,17 @@ pub struct Call {
     pub app: Arc<App>,
     /// Who asks.
     pub caller: Caller,
+    /// The request's identifier.
+    pub id: RequestId,
     /// The request's headers.
     pub headers: HeaderMap,
     /// The body.
     pub body: JsonBody,
 }
+
+/// What identifies a request in answers and logs.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct RequestId(pub String);
 
 impl Call {
     /// The fields of the body.
@@ -43,9 +49,10 @@ impl FromRequest<Arc<App>> for Call {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Call, ApiError> {
         let caller = request.extensions().get::<Caller>().cloned().unwrap_or_default();
+        let id = request.extensions().get::<RequestId>().cloned().unwrap_or_default();
         let headers = request.headers().clone();
         let body = JsonBody::from_request(request, app).await?;
-        Ok(Call { app: Arc::clone(app), caller, headers, body })
+        Ok(Call { app: Arc::clone(app), caller, id, headers, body })
     }
 }
 

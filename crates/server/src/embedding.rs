@@ -1,5 +1,4 @@
-//! Embeddings and rankings, computed one after another on a thread of their own, with the weights that the model has loaded
-//! already.
+//! Embeddings and rankings of an encoder, computed one after another on a thread of their own.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};

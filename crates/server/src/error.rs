@@ -138,6 +138,10 @@ impl From<Error> for ApiError {
                 ApiError::new(ErrorKind::TooMany, message).retry_after(Duration::from_secs(1))
             }
             Error::ServiceStopped => ApiError::new(ErrorKind::Unavailable, "the model was unloaded"),
+            // The server ends, and is started again.
+            Error::Cluster(_) => {
+                ApiError::new(ErrorKind::Unavailable, message).retry_after(Duration::from_secs(10))
+            }
             Error::SamplingOption { name, value, wanted } => {
                 ApiError::field(name.replace('-', "_"), format!("is {value}; it must be {wanted}"))
             }

@@ -29,6 +29,7 @@ pub mod body;
 pub mod call;
 pub mod constraint;
 pub mod dialects;
+mod embed;
 pub mod embedding;
 pub mod error;
 pub mod fields;

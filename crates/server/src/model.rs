@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use quadriga_llm::serving::{Batcher, BatcherOptions, BatcherState, Finished, Service};
 use quadriga_llm::{EngineOptions, GeneratorOptions, Model};
 
-use crate::embedding::{EmbedderLoader, EmbeddingService, EmbeddingTask};
+use crate::embedding::{EmbedderLoader, EmbeddingService};
 use crate::error::{ApiError, ErrorKind};
 use crate::operation::metrics::ModelMetrics;
 
@@ -132,7 +132,8 @@ impl ServedModel {
         }
     }
 
-    /// With what makes its embedder, when the first request for embeddings comes.
+    /// With what makes the embedder of an encoder, when the first request for embeddings comes. A model that generates text
+    /// needs none: its engine embeds beside the answers.
     #[must_use]
     pub fn with_embedder(self, loader: EmbedderLoader) -> ServedModel {
         ServedModel { embeddings: Some(EmbeddingService::new(loader)), ..self }
@@ -152,10 +153,9 @@ impl ServedModel {
         self.service.as_ref().map(Service::state).unwrap_or_default()
     }
 
-    /// Computes embeddings of texts, or how well documents answer queries, for their tokens.
-    pub async fn embed(&self, task: EmbeddingTask, texts: Vec<Vec<u32>>) -> Result<Vec<Vec<f32>>, ApiError> {
-        let missing = || ApiError::new(ErrorKind::Unsupported, "this server computes no embeddings");
-        self.embeddings.as_ref().ok_or_else(missing)?.compute(task, texts).await
+    /// What embeds and ranks, if it is an encoder.
+    pub(crate) fn encoder_service(&self) -> Option<&EmbeddingService> {
+        self.embeddings.as_ref()
     }
 
     /// When the latest request came or ended.
@@ -185,7 +185,7 @@ impl ServedModel {
     /// Counts an answer that is complete, and logs it.
     pub(crate) fn note_finished(&self, finished: &Finished) {
         self.metrics.note_finished(finished);
-        let milliseconds = |time: Duration| time.as_millis() as u64;
+        let milliseconds = |time: Duration| time.as_micros() as f64 / 1e3;
         tracing::info!(
             model = self.name,
             prompt_tokens = finished.counts.prompt,

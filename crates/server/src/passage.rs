@@ -16,11 +16,13 @@ use http_body::{Frame, SizeHint};
 use tracing::{Instrument, Span};
 
 use crate::app::App;
-use crate::call::new_id;
+use crate::call::{RequestId, new_id};
 use crate::dialects::Dialect;
 use crate::error::{ApiError, ErrorKind};
+use crate::operation::exchange::OpenAnswer;
 use crate::operation::hosts;
 use crate::operation::origins::is_foreign;
+use crate::stream::StreamFailure;
 
 /// The header that identifies a request in logs of both sides.
 const REQUEST_ID: &str = "x-request-id";
@@ -72,9 +74,10 @@ pub(crate) async fn check_origin(State(app): State<Arc<App>>, request: Request, 
 }
 
 /// Gives every request an identifier, writes errors in the form of its dialect, and logs the request once its answer is complete.
-pub(crate) async fn finish(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+pub(crate) async fn finish(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let dialect = Dialect::of_path(request.uri().path());
     let id = request_id(&request);
+    request.extensions_mut().insert(RequestId(id.clone()));
     let span = tracing::info_span!(
         "request",
         id,
@@ -84,12 +87,15 @@ pub(crate) async fn finish(State(app): State<Arc<App>>, request: Request, next: 
         traceparent = request.headers().get("traceparent").and_then(|value| value.to_str().ok()),
     );
     app.requests().begin();
+    let answer = request.extensions_mut().remove::<Arc<OpenAnswer>>();
     let mut record = RequestRecord {
         app,
+        _answer: answer,
         span: span.clone(),
         started: Instant::now(),
         status: None,
         error: None,
+        failure: None,
         sent: 0,
         complete: false,
     };
@@ -105,6 +111,7 @@ pub(crate) async fn finish(State(app): State<Arc<App>>, request: Request, next: 
     }
     record.status = Some(response.status().as_u16());
     record.error = error.map(|error| error.message);
+    record.failure = response.extensions_mut().remove::<StreamFailure>();
     response.map(|body| Body::new(RecordedBody { body, record }))
 }
 
@@ -120,11 +127,15 @@ fn request_id(request: &Request) -> String {
 /// A request until its answer is complete, or its client is gone.
 struct RequestRecord {
     app: Arc<App>,
+    /// Tells the connection that it is not complete.
+    _answer: Option<Arc<OpenAnswer>>,
     span: Span,
     started: Instant,
     /// `None` as long as there is no answer.
     status: Option<u16>,
     error: Option<String>,
+    /// Why a stream failed that had begun.
+    failure: Option<StreamFailure>,
     sent: u64,
     complete: bool,
 }
@@ -136,14 +147,19 @@ impl Drop for RequestRecord {
         if let Some(status) = self.status {
             self.span.record("status", status);
         }
+        let failure = self.failure.as_ref().and_then(StreamFailure::reason);
         let milliseconds = self.started.elapsed().as_millis() as u64;
         tracing::info!(
             status = self.status,
             milliseconds,
             bytes = self.sent,
-            error = self.error.as_deref(),
+            error = self.error.as_deref().or(failure),
             "{}",
-            if self.complete { "answered" } else { "the client is gone" },
+            match (self.complete, failure) {
+                (true, None) => "answered",
+                (true, Some(_)) => "the stream ended with an error",
+                (false, _) => "the client is gone",
+            },
         );
     }
 }

@@ -9,7 +9,7 @@ use crate::generation::Generation;
 use crate::model::ServedModel;
 use crate::prompt;
 
-/// Routes whose bodies are requests for text.
+/// Routes whose bodies have texts for a model.
 pub const PATHS: &[&str] = &[
     "/v1/chat/completions",
     "/v1/completions",
@@ -19,16 +19,22 @@ pub const PATHS: &[&str] = &[
     "/api/generate",
     "/completion",
     "/infill",
+    "/v1/embeddings",
+    "/api/embed",
+    "/rerank",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
 ];
 
-/// The generations that a request of one of [`PATHS`] asks for; none for another path.
+/// The generations that a request asks for; none if its path is for something else.
 ///
 /// # Errors
 /// A field is wrong.
 pub fn parse(path: &str, body: &JsonBody, served: &Arc<ServedModel>) -> Result<Vec<Generation>, ApiError> {
     let fields = &body.fields();
     Ok(match path {
-        "/v1/chat/completions" => vec![openai::chat::parse(fields, served)?],
+        "/v1/chat/completions" | "/apply-template" => vec![openai::chat::parse(fields, served)?],
         "/v1/completions" => openai::completions::parse(fields, served)?.generations,
         "/v1/responses" => vec![openai::responses::parse(fields, served)?],
         "/v1/messages" => vec![anthropic::messages::parse(fields, served)?],
@@ -40,11 +46,24 @@ pub fn parse(path: &str, body: &JsonBody, served: &Arc<ServedModel>) -> Result<V
     })
 }
 
-/// The tokens of the prompts that a request has.
+/// The tokens of the prompts or texts that a request of one of [`PATHS`] has; none for another path.
 ///
 /// # Errors
 /// A field is wrong, or a template does not take the messages.
 pub fn prompts(path: &str, body: &JsonBody, served: &Arc<ServedModel>) -> Result<Vec<Vec<u32>>, ApiError> {
-    let generations = parse(path, body, served)?;
-    generations.iter().map(|generation| prompt::tokens(served, generation)).collect()
+    let fields = &body.fields();
+    match path {
+        "/v1/embeddings" => Ok(openai::embeddings::parse(fields, served)?.texts),
+        "/api/embed" => Ok(ollama::embed::parse(fields, served)?.0),
+        "/rerank" => llama_server::rerank::parse(fields)?.pairs(served),
+        "/tokenize" => {
+            let wanted = llama_server::tokens::TokenizeRequest::new(fields, served)?;
+            Ok(vec![wanted.tokens(served)?])
+        }
+        "/detokenize" => Ok(vec![llama_server::tokens::listed(fields, served)?]),
+        _ => {
+            let generations = parse(path, body, served)?;
+            generations.iter().map(|generation| prompt::tokens(served, generation)).collect()
+        }
+    }
 }

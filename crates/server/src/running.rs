@@ -1,7 +1,7 @@
 //! Requests that are being answered: their events as they happen. Dropping them cancels them.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use quadriga_llm::serving::{Event, EventSink, Request, RequestId};
@@ -17,14 +17,27 @@ use crate::model::{InFlightGuard, ServedModel};
 use crate::operation::caller::{Caller, CallerUse, TokenNeed};
 use crate::prompt::Prepared;
 
+/// The most tokens that wait for a client to read them, beyond what buffers of the connection hold. One that reads no more has its
+/// answer ended: its sequence is for others then.
+pub const MAX_UNREAD: usize = 2048;
+
 /// Requests that are being answered.
 pub struct Running {
     served: Arc<ServedModel>,
-    events: mpsc::UnboundedReceiver<(usize, Event)>,
+    events: mpsc::UnboundedReceiver<(usize, Sent)>,
+    /// Tokens that were generated and are not taken yet.
+    unread: Arc<AtomicUsize>,
     choices: Vec<RunningChoice>,
     prompts: Vec<Vec<u32>>,
     usage: CallerUse,
     failed: bool,
+}
+
+/// What the engine's thread tells.
+enum Sent {
+    Event(Event),
+    /// Too many tokens wait, and the answer was ended.
+    Unread,
 }
 
 struct RunningChoice {
@@ -57,6 +70,7 @@ impl Running {
         let mut running = Running {
             served: Arc::clone(served),
             events,
+            unread: Arc::default(),
             choices: Vec::new(),
             prompts: Vec::new(),
             usage,
@@ -67,8 +81,11 @@ impl Running {
             let first = running.choices.len();
             let flights: Vec<_> = requests.iter().map(|_| served.note_in_flight(prompt.len())).collect();
             let mut submission = Submission { served: Arc::clone(served), requests: requests.len() };
-            let sinks =
-                flights.iter().zip(first..).map(|(flight, choice)| sink(served, flight, choice, &sender));
+            let unread = &running.unread;
+            let sinks = flights
+                .iter()
+                .zip(first..)
+                .map(|(flight, choice)| sink(served, flight, choice, unread, &sender));
             let requests: Vec<(Request, EventSink)> = requests.into_iter().zip(sinks).collect();
             let (reply, accepted) = oneshot::channel();
             served.service()?.submit_to(requests, move |ids| reply.send(ids).is_ok())?;
@@ -168,14 +185,23 @@ impl Running {
         GenerationEvent::Failed(error)
     }
 
-    fn take(&mut self, choice: usize, event: Event) -> Option<GenerationEvent> {
+    fn take(&mut self, choice: usize, sent: Sent) -> Option<GenerationEvent> {
         let running = self.choices.get_mut(choice)?;
+        let Sent::Event(event) = sent else {
+            running.id = None;
+            self.served.metrics.note_cancelled();
+            let message = format!(
+                "{MAX_UNREAD} tokens waited for a client that did not read them, and the answer was ended"
+            );
+            return Some(self.fail(ApiError::new(ErrorKind::Unavailable, message)));
+        };
         Some(match event {
             Event::Progress { cached, computed } => GenerationEvent::Progress { choice, cached, computed },
             Event::Prompt { logprobs } => GenerationEvent::PromptLogprobs { choice, logprobs },
             // Of requests for embeddings, which are not among these.
             Event::Embedding { .. } => return None,
             Event::Token { piece, logprobs } => {
+                self.unread.fetch_sub(1, Ordering::Relaxed);
                 let tool_calls = piece.tool_calls.into_iter().map(|piece| running.tool_call(piece)).collect();
                 GenerationEvent::Delta(Delta {
                     choice,
@@ -207,6 +233,11 @@ impl Running {
             }
             Event::Failed(error) => {
                 running.id = None;
+                if matches!(*error, quadriga_llm::Error::ServiceStopped) {
+                    self.served.metrics.note_cancelled();
+                    let message = "the server stopped before the answer was complete";
+                    return Some(self.fail(ApiError::new(ErrorKind::Unavailable, message)));
+                }
                 self.served.metrics.note_failed();
                 self.served.note_failure(&error);
                 let kind = match &*error {
@@ -214,6 +245,8 @@ impl Running {
                     quadriga_llm::Error::SamplingHook(_) | quadriga_llm::Error::ChangedLogits(_) => {
                         ErrorKind::Invalid
                     }
+                    // The server ends, and is started again.
+                    quadriga_llm::Error::Cluster(_) => ErrorKind::Unavailable,
                     _ => ErrorKind::Internal,
                 };
                 self.fail(ApiError::new(kind, format!("generation failed: {error}")))
@@ -268,8 +301,10 @@ fn sink(
     served: &Arc<ServedModel>,
     flight: &InFlightGuard,
     choice: usize,
-    sender: &mpsc::UnboundedSender<(usize, Event)>,
+    unread: &Arc<AtomicUsize>,
+    sender: &mpsc::UnboundedSender<(usize, Sent)>,
 ) -> EventSink {
+    let unread = Arc::clone(unread);
     let (metrics, entry) = (Arc::clone(&served.metrics), Arc::clone(&flight.entry));
     let (sender, mut last) = (sender.clone(), None);
     Box::new(move |event| {
@@ -278,8 +313,13 @@ fn sink(
             let now = Instant::now();
             metrics.note_token(last.map(|last| now - last));
             last = Some(now);
+            if unread.fetch_add(1, Ordering::Relaxed) >= MAX_UNREAD {
+                // False: the engine ends it.
+                let _ = sender.send((choice, Sent::Unread));
+                return false;
+            }
         }
-        sender.send((choice, event)).is_ok()
+        sender.send((choice, Sent::Event(event))).is_ok()
     })
 }
 

@@ -3,7 +3,6 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -13,16 +12,22 @@ use hyper::server::conn::http1;
 use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use crate::app::App;
+use crate::operation::awaited_body::AwaitedBody;
+use crate::operation::exchange::Exchange;
 use crate::operation::listener::{ListenAddress, Listener};
-use crate::operation::timed_io::{Socket, TimedIo};
+use crate::operation::timed_io::TimedIo;
 use crate::routes;
 
 /// The time that a connection without a request has to send one, once the server is told to stop.
 const LAST_REQUEST: Duration = Duration::from_secs(1);
+
+/// The time that answers that were cut have to say so.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The time after which connections are accepted again if that failed, for want of descriptors for example.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -139,9 +144,17 @@ impl Server {
                 while late.try_join_next().is_some() {}
             }
         };
+        let mut drain = std::pin::pin!(drain);
         tokio::select! {
-            drained = tokio::time::timeout(limits.drain, drain) => if drained.is_err() {
+            drained = tokio::time::timeout(limits.drain, drain.as_mut()) => if drained.is_err() {
                 tracing::warn!(answers = self.app.requests().active(), "not finished in time, and cut");
+                // They end with an error that says so, if their clients read it.
+                for served in self.app.models().loaded() {
+                    if let Ok(service) = served.service() {
+                        service.fail_all();
+                    }
+                }
+                let _ = tokio::time::timeout(LAST_WORDS, drain).await;
             },
             () = stopped.wait(Stop::Now) => tracing::warn!("told to stop at once"),
         }
@@ -214,22 +227,27 @@ async fn connection(
     app: Arc<App>,
     stopped: StopSignal,
 ) -> Result<(), String> {
-    let Some(tls) = app.tls() else { return serve(socket, router, &app, stopped).await };
+    let exchange = Arc::new(Exchange::default());
+    let Some(tls) = app.tls() else {
+        let socket = socket.with_exchange(Arc::clone(&exchange));
+        return serve(socket, exchange, router, &app, stopped).await;
+    };
     let accepting = tokio_rustls::TlsAcceptor::from(tls.config()).accept(socket);
     let time = app.limits().header_time;
     let accepted = tokio::time::timeout(time, accepting).await.map_err(|_| "no TLS handshake in time")?;
-    serve(accepted.map_err(|error| error.to_string())?, router, &app, stopped).await
+    serve(accepted.map_err(|error| error.to_string())?, exchange, router, &app, stopped).await
 }
 
 async fn serve(
-    socket: impl Socket + 'static,
+    socket: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    exchange: Arc<Exchange>,
     router: Router,
     app: &App,
     mut stopped: StopSignal,
 ) -> Result<(), String> {
     let limits = app.limits();
-    let begun = Arc::new(AtomicBool::new(false));
-    let service = ConnectionService { routes: TowerToHyperService::new(router), begun: Arc::clone(&begun) };
+    let service =
+        ConnectionService { routes: TowerToHyperService::new(router), exchange: Arc::clone(&exchange) };
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
@@ -240,7 +258,7 @@ async fn serve(
     let ended = tokio::select! {
         ended = serving.as_mut() => ended,
         () = stopped.wait(Stop::Drain) => {
-            let has_begun = || begun.load(Ordering::Acquire);
+            let has_begun = || exchange.has_begun();
             // A request may be on its way: it is told that the server stops.
             let first = async {
                 if !has_begun() {
@@ -262,21 +280,23 @@ async fn serve(
     ended.map_err(|error| error.to_string())
 }
 
-/// The routes, and whether a request has come.
+/// The routes, and what the connection is doing.
 struct ConnectionService {
     routes: TowerToHyperService<Router>,
-    begun: Arc<AtomicBool>,
+    exchange: Arc<Exchange>,
 }
 
-type RouteFuture = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
+type RouteFuture = <TowerToHyperService<Router> as Service<Request<AwaitedBody>>>::Future;
 
 impl Service<Request<Incoming>> for ConnectionService {
     type Response = Response<axum::body::Body>;
     type Error = std::convert::Infallible;
     type Future = RouteFuture;
 
-    fn call(&self, request: Request<Incoming>) -> RouteFuture {
-        self.begun.store(true, Ordering::Release);
-        self.routes.call(request)
+    fn call(&self, mut request: Request<Incoming>) -> RouteFuture {
+        // It goes with the request until its answer is complete.
+        let answer = Arc::new(self.exchange.begin(request.version()));
+        request.extensions_mut().insert(answer);
+        self.routes.call(request.map(|body| AwaitedBody::new(body, Arc::clone(&self.exchange))))
     }
 }

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -96,6 +97,17 @@ impl StreamBuffer {
     }
 }
 
+/// Why a stream failed after it had begun, for the log: the answer has it for its extension.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StreamFailure(Arc<OnceLock<String>>);
+
+impl StreamFailure {
+    /// The reason, if it failed.
+    pub(crate) fn reason(&self) -> Option<&str> {
+        self.0.get().map(String::as_str)
+    }
+}
+
 /// Streams a generation. When the client goes away, the generation is cancelled.
 pub fn respond(
     running: Running,
@@ -104,7 +116,9 @@ pub fn respond(
     ping: Duration,
 ) -> Response {
     let encoder = Box::new(encoder);
-    let state = StreamState { running, encoder, format, ping, begun: false, ended: false };
+    let failure = StreamFailure::default();
+    let state =
+        StreamState { running, encoder, format, ping, failure: failure.clone(), begun: false, ended: false };
     let mut response = Response::new(Body::new(ChunkBody(Some(Box::pin(state.next())))));
     let headers = response.headers_mut();
     let content = match format {
@@ -114,6 +128,7 @@ pub fn respond(
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response.extensions_mut().insert(failure);
     response
 }
 
@@ -122,6 +137,7 @@ struct StreamState {
     encoder: Box<dyn StreamEncoder>,
     format: StreamFormat,
     ping: Duration,
+    failure: StreamFailure,
     begun: bool,
     ended: bool,
 }
@@ -154,7 +170,11 @@ impl StreamState {
     fn take(&mut self, event: Option<GenerationEvent>, out: &mut StreamBuffer) {
         match event {
             Some(event) => {
-                self.ended = matches!(event, GenerationEvent::Failed(_));
+                if let GenerationEvent::Failed(error) = &event {
+                    self.ended = true;
+                    // Nothing was there before: this is the end.
+                    let _ = self.failure.0.set(error.message.clone());
+                }
                 self.encoder.event(event, out);
             }
             None => {

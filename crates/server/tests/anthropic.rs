@@ -1,9 +1,7 @@
 //! Anthropic's interface: messages whole and as streams, blocks in and out, counted tokens, errors.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{CONTEXT, Setup, TestServer, Value, json, model, with};
+use crate::common::{CONTEXT, Setup, TestServer, Value, json, model, with};
 
 fn hello() -> Value {
     let messages = json!([{ "role": "user", "content": "hello there" }]);

@@ -1,9 +1,7 @@
 //! `/v1/chat/completions`: answers and streams in OpenAI's form, and errors before the first byte.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{CONTEXT, Setup, TestServer, Value, hello, json, with};
+use crate::common::{CONTEXT, Setup, TestServer, Value, hello, json, with};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -81,7 +79,7 @@ fn wrong_fields_are_named_before_the_first_byte() {
         ),
         (json!({ "temperature": "hot" }), "temperature", "must be a number"),
         (json!({ "temperature": -1 }), "temperature", "0 or more"),
-        (json!({ "top_p": 1.5 }), "top_p", "at most 1"),
+        (json!({ "top_p": 1.5 }), "top_p", "from 0 to 1"),
         (json!({ "n": 0 }), "n", "from 1"),
         (json!({ "stream": "yes" }), "stream", "true or false"),
         (json!({ "logprobs": true, "top_logprobs": 21 }), "top_logprobs", "from 0 to 20"),
@@ -116,6 +114,47 @@ fn wrong_fields_are_named_before_the_first_byte() {
     }
     assert_eq!(error["n_ctx"], CONTEXT);
     server.assert_idle();
+}
+
+#[test]
+fn negative_numbers_of_tokens_are_refused_but_for_the_one_that_is_no_limit() {
+    let server = TestServer::start();
+    let prompt = |path: &str| match path {
+        "/v1/responses" => json!({ "input": "hello", "seed": 1 }),
+        CHAT => json!({ "messages": hello()["messages"], "seed": 1 }),
+        _ => json!({ "prompt": "hello", "seed": 1 }),
+    };
+    let routes = [
+        (CHAT, "max_tokens", Some(-1)),
+        (CHAT, "max_completion_tokens", Some(-1)),
+        ("/v1/completions", "max_tokens", Some(-1)),
+        ("/completion", "n_predict", Some(-1)),
+        ("/v1/responses", "max_output_tokens", None),
+    ];
+    for (path, name, unlimited) in routes {
+        for number in [-1, -2, -5, i64::MIN] {
+            let mut body = prompt(path);
+            body[name] = json!(number);
+            let answer = server.post(path, &body);
+            if unlimited == Some(number) {
+                assert_eq!(answer.status, 200, "{path}, {name} {number}: {}", answer.text());
+                continue;
+            }
+            assert_eq!(answer.status, 400, "{path}, {name} {number}: {}", answer.text());
+            assert!(
+                answer.json()["error"]["message"].as_str().unwrap().starts_with(name),
+                "{}",
+                answer.text()
+            );
+        }
+    }
+    // Also where another field counts.
+    let answer = server.post(CHAT, &with(hello(), json!({ "max_completion_tokens": 3, "max_tokens": -7 })));
+    assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("max_tokens")));
+    let ollama =
+        |number: i64| json!({ "model": "small", "prompt": "x", "options": { "num_predict": number } });
+    assert_eq!(server.post("/api/generate", &ollama(-3)).status, 400);
+    assert_eq!(server.post("/api/generate", &ollama(-2)).status, 200);
 }
 
 #[test]
@@ -213,4 +252,21 @@ fn a_full_queue_is_429_with_a_time() {
     assert_eq!(answer.status, 429);
     assert_eq!(answer.header("retry-after"), Some("1"));
     assert_eq!(answer.json()["error"]["code"], "rate_limit_exceeded");
+}
+
+/// As OpenAI's and llama-server's: a share of nothing is the most probable token.
+#[test]
+fn a_top_p_of_0_is_greedy() {
+    let server = TestServer::start();
+    let text = |more: Value| {
+        let answer = server.post(CHAT, &with(with(hello(), json!({ "max_tokens": 40 })), more)).ok();
+        answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+    };
+    let greedy = text(json!({ "temperature": 0 }));
+    for seed in 0..5 {
+        assert_eq!(
+            text(json!({ "temperature": 1.5, "top_k": 0, "min_p": 0, "top_p": 0, "seed": seed })),
+            greedy
+        );
+    }
 }

@@ -1,9 +1,7 @@
 //! `/v1/completions`, as lm-eval and others use it: prompts in all forms, echo, log-probabilities, streams.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{TestServer, Value, json, with};
+use crate::common::{TestServer, Value, json, with};
 
 const PATH: &str = "/v1/completions";
 

@@ -1,17 +1,15 @@
 //! Connections that end early, are malformed, or carry too much; shutdown.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::Shutdown;
 
-use common::{Client, Setup, TestServer, hello, json, with};
+use crate::common::{Client, Setup, TestServer, hello, json, with};
 
 const CHAT: &str = "/v1/chat/completions";
 
 /// A request whose answer takes many steps.
-fn endless() -> common::Value {
+fn endless() -> crate::common::Value {
     with(hello(), json!({ "max_tokens": 480, "ignore_eos": true, "stream": true }))
 }
 
@@ -80,7 +78,7 @@ fn large_and_deep_bodies_are_refused() {
     let mut stream = server.client().connect();
     let head = format!("POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", 100 << 20);
     stream.write_all(head.as_bytes()).unwrap();
-    let answer = common::Stream::of(stream.try_clone().unwrap());
+    let answer = crate::common::Stream::of(stream.try_clone().unwrap());
     assert_eq!(answer.status, 413);
     drop((answer, stream));
     // Without a length, it is counted.
@@ -107,6 +105,28 @@ fn large_and_deep_bodies_are_refused() {
     server.assert_idle();
 }
 
+/// A client may end its side once it has sent its request, as `nc -N` does, and still gets the answer.
+#[test]
+fn a_half_closed_connection_gets_its_answer() {
+    let server = TestServer::start();
+    for streams in [false, true] {
+        let body = with(hello(), json!({ "max_tokens": 100, "stream": streams })).to_string();
+        let head =
+            format!("POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", body.len());
+        let mut stream = server.client().connect();
+        stream.write_all((head + &body).as_bytes()).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut all = String::new();
+        stream.read_to_string(&mut all).unwrap();
+        assert!(all.contains("HTTP/1.1 200 OK"), "{all}");
+        assert!(all.contains(if streams { "data: [DONE]" } else { "\"finish_reason\":\"length\"" }), "{all}");
+        // Nothing but answers before the answer comes first.
+        let first = all.split("HTTP/1.1 200 OK").next().unwrap();
+        assert_eq!(first.replace("HTTP/1.1 100 Continue\r\n\r\n", ""), "");
+    }
+    server.assert_idle();
+}
+
 #[test]
 fn a_half_closed_connection_does_not_hang() {
     let server = TestServer::start();
@@ -116,15 +136,23 @@ fn a_half_closed_connection_does_not_hang() {
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(body.as_bytes()).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
-    let mut all = Vec::new();
-    let _ = stream.read_to_end(&mut all);
-    // Half of a body is an error, or nothing.
-    let mut stream = server.client().connect();
-    stream.write_all(head.as_bytes()).unwrap();
-    stream.write_all(&body.as_bytes()[..10]).unwrap();
-    stream.shutdown(Shutdown::Write).unwrap();
-    let mut all = Vec::new();
-    let _ = stream.read_to_end(&mut all);
+    let mut all = String::new();
+    stream.read_to_string(&mut all).unwrap();
+    assert!(all.contains("data: [DONE]"), "{all}");
+    // Half of a body is an error, and the rest is not waited for.
+    let chunked =
+        format!("POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nff\r\n");
+    let of_length = format!("the connection ended after 10 of {} bytes of the body", body.len());
+    for (head, wanted) in [(head, of_length.as_str()), (chunked, "ended after 10 bytes of the body")] {
+        let mut stream = server.client().connect();
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(&body.as_bytes()[..10]).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut all = String::new();
+        stream.read_to_string(&mut all).unwrap();
+        let answer = all.trim_start_matches("HTTP/1.1 100 Continue\r\n\r\n");
+        assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains(wanted), "{all}");
+    }
     server.assert_idle();
 }
 
@@ -137,7 +165,7 @@ fn a_slow_body_is_timed_out() {
     stream
         .write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
         .unwrap();
-    assert_eq!(common::Stream::of(stream).status, 408);
+    assert_eq!(crate::common::Stream::of(stream).status, 408);
 }
 
 #[test]

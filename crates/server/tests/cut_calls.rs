@@ -2,9 +2,7 @@
 //! streamed, in every dialect.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Setup, TestServer, Value, json, model, with};
+use crate::common::{Setup, TestServer, Value, json, model, with};
 
 /// From within the first tag to behind the first call.
 const LIMITS: [usize; 9] = [5, 14, 30, 41, 50, 58, 63, 68, 90];

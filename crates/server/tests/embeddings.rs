@@ -1,26 +1,10 @@
 //! Embeddings in the forms of OpenAI, llama-server and Ollama: one vector whatever the form.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
+use std::time::Duration;
 
-use std::sync::Arc;
-
-use common::{CONTEXT, Setup, TestServer, Value, json, model};
-use quadriga_llm::{Embedder, EmbedderOptions, EngineOptions};
-use quadriga_runtime::{Backend, Scheduler};
-use quadriga_server::{App, Keys, Limits, ModelRegistry};
-
-fn server() -> TestServer {
-    let loader = || {
-        let backend = Arc::new(quadriga_cpu::Backend::builder().threads(1).build().unwrap());
-        let scheduler = Scheduler::new([backend as Arc<dyn Backend>]);
-        let engine = EngineOptions { context: CONTEXT, batch: 64, ..EngineOptions::default() };
-        let options = EmbedderOptions { engine, ..EmbedderOptions::default() };
-        Embedder::new(model::small(), &scheduler, options, &mut |_| {})
-    };
-    let served = Setup::default().served().with_embedder(Box::new(loader));
-    TestServer::of(App::new(ModelRegistry::with(served), Keys::default(), Limits::default()))
-}
+use crate::common::{CONTEXT, Setup, TestServer, Value, hello, json, with};
+use quadriga_llm::serving::BatcherOptions;
 
 fn numbers(value: &Value) -> Vec<f32> {
     value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap() as f32).collect()
@@ -47,7 +31,7 @@ fn decoded(text: &str) -> Vec<f32> {
 
 #[test]
 fn every_form_has_the_same_vector() {
-    let server = server();
+    let server = TestServer::start();
     let openai = server.post("/v1/embeddings", &json!({ "input": ["hello", "the end"] })).ok();
     let data = openai["data"].as_array().unwrap();
     assert_eq!(data.len(), 2);
@@ -74,7 +58,7 @@ fn every_form_has_the_same_vector() {
 
 #[test]
 fn long_texts_are_not_cut_unasked() {
-    let server = server();
+    let server = TestServer::start();
     let text = "x".repeat(CONTEXT + 1);
     for (path, field) in [("/v1/embeddings", "input"), ("/api/embed", "input"), ("/embedding", "content")] {
         let answer = server.post(path, &json!({ field: text }));
@@ -84,4 +68,46 @@ fn long_texts_are_not_cut_unasked() {
     server.post("/api/embed", &json!({ "input": text, "truncate": true })).ok();
     let refused = server.post("/rerank", &json!({ "query": "q", "documents": ["a"] }));
     assert_eq!(refused.status, 501, "{}", refused.text());
+}
+
+/// Texts are parts of the steps that generate answers: no engine of their own computes them meanwhile.
+#[test]
+fn texts_are_computed_in_parts_beside_streams() {
+    let setup = Setup::default();
+    // As small as parts get.
+    let batcher = BatcherOptions { token_time: Some(Duration::ZERO), ..setup.batcher.clone() };
+    let server = Setup { batcher, ..setup }.start();
+    let computed = || server.get("/status").ok()["computed_tokens"].as_u64().unwrap();
+    let body = with(hello(), json!({ "stream": true, "max_tokens": 400 }));
+    let mut stream = server.client().stream("/v1/chat/completions", &body);
+    stream.chunk().unwrap();
+    let before = computed();
+    // As many texts as need several turns, of many steps each.
+    let texts: Vec<String> = (0..12).map(|number| format!("{number}{}", "x".repeat(300))).collect();
+    let answer = server.post("/v1/embeddings", &json!({ "input": texts })).ok();
+    assert_eq!(answer["data"].as_array().unwrap().len(), texts.len());
+    let tokens = answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(computed() >= before + tokens, "{} {before} {tokens}", computed());
+    let mut rest = Vec::new();
+    while let Some(chunk) = stream.chunk() {
+        rest.extend(chunk);
+    }
+    assert!(String::from_utf8(rest).unwrap().contains("[DONE]"));
+    server.assert_idle();
+}
+
+#[test]
+fn texts_of_clients_that_went_away_are_not_computed() {
+    let server = TestServer::start();
+    let texts: Vec<String> = (0..2000).map(|number| format!("{number}{}", "x".repeat(300))).collect();
+    let body = json!({ "input": texts }).to_string();
+    let mut stream = server.client().connect();
+    let head =
+        format!("POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", body.len());
+    std::io::Write::write_all(&mut stream, (head + &body).as_bytes()).unwrap();
+    while server.get("/status").ok()["running"] == 0 {}
+    drop(stream);
+    server.assert_idle();
+    let computed = server.get("/status").ok()["computed_tokens"].as_u64().unwrap();
+    assert!(computed < 300 * 2000, "all texts were computed: {computed} tokens");
 }

@@ -1,19 +1,17 @@
 //! Faults below the server: a lost device, too few pages, hostile templates. The answer says what happened, and nobody else is hurt.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::sync::{Arc, Mutex};
 
-use common::{Setup, TestServer, hello, json, with};
+use crate::common::{Setup, TestServer, hello, json, with};
 use quadriga_server::{
     App, Keys, Limits, LoadError, ModelEntry, ModelLoader, ModelPolicy, ModelRegistry, ServedModel,
 };
-use quadriga_sim::{FaultPoint, Sim};
+use quadriga_sim::{Clock, FaultPoint, Sim};
 
 const CHAT: &str = "/v1/chat/completions";
 
-fn endless() -> common::Value {
+fn endless() -> crate::common::Value {
     with(hello(), json!({ "max_tokens": 480, "stream": true }))
 }
 
@@ -48,7 +46,7 @@ fn a_lost_device_ends_answers_with_an_error_that_says_so() {
         let answer = stream.answer();
         let events = answer.events();
         let (_, last) = events.iter().rfind(|(_, data)| data != "[DONE]").unwrap();
-        let last: common::Value = serde_json::from_str(last).unwrap();
+        let last: crate::common::Value = serde_json::from_str(last).unwrap();
         let message = last["error"]["message"].as_str().unwrap_or_else(|| panic!("{}", answer.text()));
         assert!(message.contains("lost") && message.contains("sim:0"), "{message}");
     }
@@ -58,6 +56,137 @@ fn a_lost_device_ends_answers_with_an_error_that_says_so() {
     assert!(answer.text().contains("lost"), "{}", answer.text());
     assert_eq!(server.get("/health").status, 503);
     assert_eq!(server.get("/v1/models").status, 200);
+    server.assert_idle();
+}
+
+/// An error in a stream of Anthropic's names the request, as the header of the answer does.
+#[test]
+fn errors_within_streams_name_the_request() {
+    let sim = Sim::new("sim:0").device();
+    let registry = ModelRegistry::with(Setup::default().served_on("small", Arc::clone(&sim) as _));
+    let server = TestServer::of(App::new(registry, Keys::default(), Limits::default()));
+    let body = json!({ "model": "small", "max_tokens": 400, "stream": true,
+        "messages": [{ "role": "user", "content": "hello" }] });
+    let mut stream = server.client().header("x-request-id", "mine").stream("/v1/messages", &body);
+    assert!(stream.chunk().is_some());
+    sim.lose(FaultPoint::Run, 1);
+    let answer = stream.answer();
+    let events = answer.events();
+    let (_, last) = events.last().unwrap();
+    let last: crate::common::Value = serde_json::from_str(last).unwrap();
+    assert_eq!((&last["type"], &last["request_id"]), (&json!("error"), &json!("mine")), "{last}");
+}
+
+/// After the first byte, an error has the form of each dialect, and nothing follows it that would make the answer look complete.
+#[test]
+fn errors_within_streams_have_the_form_of_their_dialect() {
+    let chat = json!([{ "role": "user", "content": "hello" }]);
+    let options = json!({ "num_predict": 400, "ignore_eos": true });
+    let endless = json!({ "stream": true, "ignore_eos": true, "max_tokens": 400 });
+    let routes = [
+        ("/v1/completions", with(endless.clone(), json!({ "prompt": "hello" }))),
+        ("/completion", with(endless.clone(), json!({ "prompt": "hello", "n_predict": 400 }))),
+        ("/v1/responses", with(endless, json!({ "input": "hello", "max_output_tokens": 400 }))),
+        ("/api/chat", json!({ "model": "small", "messages": chat, "options": options })),
+        ("/api/generate", json!({ "model": "small", "prompt": "hello", "options": options })),
+    ];
+    for (path, body) in routes {
+        let sim = Sim::new("sim:0").device();
+        let registry = ModelRegistry::with(Setup::default().served_on("small", Arc::clone(&sim) as _));
+        let server = TestServer::of(App::new(registry, Keys::default(), Limits::default()));
+        let mut stream = server.client().stream(path, &body);
+        assert!(stream.chunk().is_some());
+        sim.lose(FaultPoint::Run, 1);
+        let answer = stream.answer();
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        let (name, last) = match path.starts_with("/api/") {
+            true => (None, answer.lines().pop().unwrap()),
+            false => {
+                let (name, data) = answer.events().pop().unwrap();
+                (name, serde_json::from_str(&data).unwrap_or_else(|_| panic!("{path}: {}", answer.text())))
+            }
+        };
+        let error = match path {
+            "/v1/responses" => {
+                assert_eq!(name.as_deref(), Some("response.failed"), "{last}");
+                assert_eq!(last["type"], "response.failed");
+                assert_eq!(
+                    (&last["response"]["status"], &last["response"]["object"]),
+                    (&json!("failed"), &json!("response"))
+                );
+                &last["response"]["error"]["message"]
+            }
+            "/v1/completions" => {
+                assert_eq!(last["error"]["type"], "server_error", "{last}");
+                &last["error"]["message"]
+            }
+            "/completion" => {
+                let form = (&last["error"]["code"], &last["error"]["type"]);
+                assert_eq!(form, (&json!(500), &json!("server_error")), "{last}");
+                &last["error"]["message"]
+            }
+            _ => {
+                assert_ne!(last["done"], true, "{path}: {last}");
+                &last["error"]
+            }
+        };
+        let message = error.as_str().unwrap_or_else(|| panic!("{path}: {last}"));
+        assert!(message.contains("lost") && message.contains("sim:0"), "{path}: {message}");
+    }
+}
+
+/// A device on which each step takes many times as long as a ping is apart from the next.
+fn slow() -> Setup {
+    let mut setup = Setup::default();
+    setup.limits.ping = std::time::Duration::from_millis(1);
+    setup
+}
+
+fn slow_server(setup: Setup) -> TestServer {
+    let sim = Sim::new("sim:0").clock(Clock::Real).node_seconds(2e-3).build();
+    let registry = ModelRegistry::with(setup.served_on("small", sim));
+    TestServer::of(App::new(registry, setup.keys, setup.limits))
+}
+
+#[test]
+fn streams_on_which_nothing_happens_are_kept_alive() {
+    let server = slow_server(slow());
+    let body = json!({ "model": "small", "max_tokens": 3, "stream": true, "ignore_eos": true,
+        "messages": [{ "role": "user", "content": "hello" }] });
+    let text = server.post(CHAT, &body).text();
+    assert!(text.contains("\n\n: ping\n\n") && text.ends_with("data: [DONE]\n\n"), "{text}");
+    // None, if the client wants none.
+    let text = server.post(CHAT, &with(body.clone(), json!({ "sse_ping_interval": -1 }))).text();
+    assert!(!text.contains("ping") && text.ends_with("data: [DONE]\n\n"), "{text}");
+    // The first event of Anthropic's streams is the message: until then a ping is a comment, and an event from then on.
+    let text = server.post("/v1/messages", &body).text();
+    let (before, after) = text.split_once("event: message_start\n").unwrap();
+    assert!(before.replace(": ping\n\n", "").is_empty() && !before.is_empty(), "{text}");
+    assert!(after.contains("event: ping\ndata: {\"type\":\"ping\"}\n\n"), "{text}");
+    server.assert_idle();
+}
+
+/// Tokens are counted beside the engine, however busy that is.
+#[test]
+fn tokens_are_counted_while_the_engine_is_busy() {
+    let mut setup = slow();
+    setup.batcher.engine.sequences = 1;
+    let server = slow_server(setup);
+    // Hundreds of steps of this device are a minute.
+    let mut stream = server.client().stream(CHAT, &endless());
+    assert!(stream.chunk().is_some());
+    let waiting = server.client().stream(CHAT, &endless());
+    let states = || {
+        let status = server.get("/status").json();
+        (status["running"].as_u64().unwrap(), status["waiting"].as_u64().unwrap())
+    };
+    // Until the one is being computed, and the other waits for its place.
+    while states() != (1, 1) {}
+    let body = json!({ "messages": [{ "role": "user", "content": "hello" }] });
+    let counted = server.post("/v1/messages/count_tokens", &body).ok();
+    assert!(counted["input_tokens"].as_u64().unwrap() > 0, "{counted}");
+    assert_eq!(states(), (1, 1), "the engine is as busy as before");
+    drop((stream, waiting));
     server.assert_idle();
 }
 
@@ -119,7 +248,7 @@ fn hostile_templates_are_errors() {
         "{{ raise_exception('not this way') }}",
     ];
     for template in templates {
-        let setup = Setup { model: common::model::with_template(template), ..Setup::default() };
+        let setup = Setup { model: crate::common::model::with_template(template), ..Setup::default() };
         let server = setup.start();
         let answer = server.post(CHAT, &hello());
         assert_eq!(answer.status, 400, "{template}: {}", answer.text());

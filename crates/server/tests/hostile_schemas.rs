@@ -1,9 +1,7 @@
 //! Hostile schemas on every route that takes one: each is refused with the field's name or answered, and the server goes on.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Setup, TestServer, Value, hello, json, model, with};
+use crate::common::{Setup, TestServer, Value, hello, json, model, with};
 
 /// A place of a request where a schema can be.
 struct Place {

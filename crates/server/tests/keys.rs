@@ -1,9 +1,7 @@
 //! API keys and their limits.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Setup, hello, json, with};
+use crate::common::{Setup, hello, json, with};
 use quadriga_server::Keys;
 
 const CHAT: &str = "/v1/chat/completions";

@@ -1,9 +1,7 @@
 //! The interface of llama-server: completions in all forms, tokens, templates, properties.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{CONTEXT, Setup, TestServer, Value, json, model, with};
+use crate::common::{CONTEXT, Setup, TestServer, Value, json, model, with};
 
 fn body() -> Value {
     json!({ "prompt": "hello the", "n_predict": 12, "seed": 1, "ignore_eos": true })
@@ -227,6 +225,60 @@ fn properties_and_slots_are_those_of_the_model() {
     assert!(slots.as_array().unwrap().iter().all(|slot| slot["is_processing"] == false));
     assert_eq!(server.get("/slots?fail_on_no_slot=1").status, 200);
     assert_eq!(server.get("/lora-adapters").ok(), json!([]));
+}
+
+/// The values of a metric: of all lines that begin with this name and a label or a space.
+fn metric(text: &str, name: &str) -> f64 {
+    let line =
+        text.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])));
+    let line = line.unwrap_or_else(|| panic!("{name} in {text}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn metrics_have_the_names_of_llama_server_and_vllm() {
+    let server = TestServer::start();
+    let two = with(body(), json!({ "n_predict": 8, "ignore_eos": true, "n": 2 }));
+    server.post("/completion", &two).ok();
+    let text = server.get("/metrics").text();
+    let of = |name: &str| metric(&text, name);
+    for (name, kind) in [
+        ("prompt_tokens_total", "counter"),
+        ("prompt_tokens_cached_total", "counter"),
+        ("prompt_seconds_total", "counter"),
+        ("tokens_predicted_total", "counter"),
+        ("tokens_predicted_seconds_total", "counter"),
+        ("n_decode_total", "counter"),
+        ("n_tokens_max", "counter"),
+        ("n_busy_slots_per_decode", "gauge"),
+        ("prompt_tokens_seconds", "gauge"),
+        ("predicted_tokens_seconds", "gauge"),
+        ("requests_processing", "gauge"),
+        ("requests_deferred", "gauge"),
+    ] {
+        let name = format!("llamacpp:{name}");
+        assert!(text.contains(&format!("# TYPE {name} {kind}\n")), "{name} in {text}");
+        assert!(of(&name) >= 0.0, "{name}");
+    }
+    assert_eq!(of("llamacpp:tokens_predicted_total"), 16.0);
+    assert_eq!(of("llamacpp:requests_processing"), 0.0);
+    let busy = of("llamacpp:n_busy_slots_per_decode");
+    assert!(busy > 1.0 && busy <= 2.0, "{busy} sequences of a step");
+    // Two answers of eight tokens.
+    for (name, count) in [
+        ("time_to_first_token_seconds", 2.0),
+        ("inter_token_latency_seconds", 14.0),
+        ("request_queue_time_seconds", 2.0),
+    ] {
+        let name = format!("vllm:{name}");
+        assert!(text.contains(&format!("# TYPE {name} histogram\n")), "{name} in {text}");
+        assert_eq!(of(&format!("{name}_count")), count, "{name}");
+        assert!(of(&format!("{name}_sum")) > 0.0 || name.contains("queue"), "{name}");
+        assert!(
+            text.contains(&format!("{name}_bucket{{model_name=\"small\",le=\"+Inf\"}} {count}\n")),
+            "{name} in {text}"
+        );
+    }
 }
 
 #[test]

@@ -35,6 +35,22 @@ fn clients_that_go_away_leave_nothing_behind() {
     server.assert_idle();
 }
 
+/// A load is no success if one of its clients was not served.
+#[test]
+fn a_client_that_fails_is_not_overlooked() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut clients = tokio::task::JoinSet::new();
+        clients.spawn(async {});
+        assert_eq!(load::all_ended(clients).await, Ok(()));
+        let mut clients = tokio::task::JoinSet::new();
+        clients.spawn(async {});
+        clients.spawn(async { panic!("the stream was cut") });
+        let failed = load::all_ended(clients).await.unwrap_err();
+        assert!(failed.starts_with("1 tasks failed"), "{failed}");
+    });
+}
+
 /// The number of answers that ended because their client went away.
 fn cancelled(server: &TestServer) -> f64 {
     let text = server.get("/metrics").text();

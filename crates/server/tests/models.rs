@@ -1,13 +1,11 @@
 //! Several models: loaded when they are named, unloaded when they are idle or told to, refused when they do not fit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use common::{Setup, TestServer, Value, hello, json, with};
+use crate::common::{Setup, TestServer, Value, hello, json, with};
 use quadriga_llm::placement::{Devices, GpuLayers, Placement};
 use quadriga_llm::serving::{Batcher, BatcherOptions};
 use quadriga_llm::{EngineOptions, GeneratorOptions};
@@ -44,7 +42,7 @@ impl ModelLoader for Loader {
             return Err(LoadError::Failed("the file is damaged".to_owned()));
         }
         let failed = |error: quadriga_llm::Error| LoadError::Failed(error.to_string());
-        let model = common::model::small();
+        let model = crate::common::model::small();
         let engine = EngineOptions {
             sequences: 4,
             batch: 64,

@@ -1,9 +1,7 @@
 //! Ollama's interface: lines instead of events, whole calls, models and their details.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{CONTEXT, Setup, TestServer, Value, json, model, with};
+use crate::common::{CONTEXT, Setup, TestServer, Value, json, model, with};
 
 fn options() -> Value {
     json!({ "num_predict": 8, "seed": 1, "ignore_eos": true, "num_ctx": 100_000 })

@@ -1,9 +1,7 @@
 //! `/openapi.json` is true: every field that it describes is read and checked by the route, and every route is described.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{TestServer, Value, json};
+use crate::common::{TestServer, Value, json};
 
 /// A value that a schema describes, as small as possible.
 fn example(schema: &Value) -> Value {
@@ -134,6 +132,14 @@ fn nulls_are_absent_and_routes_exist() {
         let responses =
             item["get"]["responses"].as_object().or(item["post"]["responses"].as_object()).unwrap();
         assert!(responses.contains_key("200") && responses.contains_key("404"));
+        // Whatever is asked for, under a name that is not the server's it is refused.
+        let (path, method) =
+            (path.replace("{model}", "small"), if item["get"].is_null() { "POST" } else { "GET" });
+        let request = format!("{method} {path} HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n\r\n");
+        let refused = server.client().raw(request.as_bytes());
+        let refused = String::from_utf8_lossy(&refused);
+        assert!(refused.contains("HTTP/1.1 403 Forbidden\r\n"), "{path}: {refused}");
+        assert!(responses.contains_key("403"), "{path}");
     }
 }
 

@@ -1,9 +1,7 @@
 //! `/v1/responses`: events in the order and with the numbers that the SDK's accumulator needs, and the same response at their end.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Setup, TestServer, Value, json, model, with};
+use crate::common::{Setup, TestServer, Value, json, model, with};
 
 #[test]
 fn events_add_up_to_the_response() {
@@ -57,6 +55,43 @@ fn events_add_up_to_the_response() {
     assert_eq!(last["output"][0]["content"], whole["output"][0]["content"]);
     assert_eq!((&last["usage"], &last["status"]), (&whole["usage"], &whole["status"]));
     server.assert_idle();
+}
+
+#[test]
+fn a_stop_string_completes_a_response() {
+    let server = TestServer::start();
+    let body = json!({ "input": "hello there", "max_output_tokens": 40, "seed": 1, "ignore_eos": true });
+    let whole = server.post("/v1/responses", &body).ok();
+    let text = whole["output"][0]["content"][0]["text"].as_str().unwrap();
+    let stop: String = text.chars().skip(6).take(2).collect();
+    let stopped = with(body, json!({ "stop": [stop] }));
+    let answer = server.post("/v1/responses", &stopped).ok();
+    assert_eq!(
+        (&answer["status"], &answer["incomplete_details"]),
+        (&json!("completed"), &Value::Null),
+        "{answer}"
+    );
+    assert_eq!(answer["output"][0]["status"], "completed");
+    let found = answer["output"][0]["content"][0]["text"].as_str().unwrap();
+    assert!(text.starts_with(found) && !found.contains(&stop), "{stop:?} in {found:?}");
+    let events = server.post("/v1/responses", &with(stopped, json!({ "stream": true }))).events();
+    assert_eq!(events.last().unwrap().0.as_deref(), Some("response.completed"));
+}
+
+#[test]
+fn reasoning_has_a_budget() {
+    let template = "{% for m in messages %}<|start|>{{ m.role }} {{ m.content }}<|end|>{% endfor %}\
+        {% if add_generation_prompt %}<|start|>assistant <think>{% endif %}{% if false %}</think>{% endif %}";
+    let server = Setup { model: model::with_template(template), ..Setup::default() }.start();
+    let body = json!({ "input": "hello", "max_output_tokens": 100, "seed": 1, "ignore_eos": true });
+    let reasoned = |more: Value| {
+        let whole = server.post("/v1/responses", &with(body.clone(), more)).ok();
+        whole["usage"]["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap()
+    };
+    assert!(reasoned(json!({})) > 40);
+    let limited = reasoned(json!({ "reasoning_budget_tokens": 12 }));
+    assert!((12..40).contains(&limited), "{limited}");
+    assert_eq!(reasoned(json!({ "reasoning_budget_tokens": 0 })), 0);
 }
 
 #[test]

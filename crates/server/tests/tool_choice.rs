@@ -1,9 +1,7 @@
 //! Tools: every form of `tool_choice`, streams, results, and what is no call; with templates of several families.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Setup, TestServer, Value, hello, json, model, with};
+use crate::common::{Setup, TestServer, Value, hello, json, model, with};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -100,6 +98,48 @@ fn required_calls_are_enforced_in_every_family() {
             assert_eq!(streamed.len(), 1);
             assert_eq!(streamed[0]["function"], calls[0]["function"], "{name}: the seed is the same");
         }
+        server.assert_idle();
+    }
+}
+
+/// A named tool is called once, and others so often that an answer ends, however much a model would like to go on. It may end after
+/// the first call.
+#[test]
+fn calls_come_to_an_end() {
+    // The token that ends answers, and the one that ends a list of calls.
+    let end = |bias: i32| {
+        let more = json!({ "parallel_tool_calls": true, "max_tokens": 3000 });
+        with(more, json!({ "logit_bias": { "97": bias, "60": bias } }))
+    };
+    let named = json!({ "type": "function", "function": { "name": "light" } });
+    for (name, template) in [TEMPLATES[0], TEMPLATES[2], TEMPLATES[3]] {
+        let mut setup = Setup { model: model::with_template(template), ..Setup::default() };
+        setup.batcher.engine.context = 4096;
+        let server = setup.start();
+        for (choice, bias, wanted) in
+            [(json!("required"), 100, 1), (json!("required"), -100, 16), (named.clone(), -100, 1)]
+        {
+            let whole = server.post(CHAT, &with(request(choice.clone()), end(bias))).ok();
+            let answer = &whole["choices"][0];
+            assert_eq!(answer["finish_reason"], "tool_calls", "{name}, {choice}: {whole}");
+            let calls = answer["message"]["tool_calls"].as_array().unwrap();
+            assert_eq!(calls.len(), wanted, "{name}, {choice}, bias {bias}: {whole}");
+            calls.iter().for_each(|call| drop(checked(call)));
+        }
+        // Anthropic's form of the same.
+        let light = &tools()[0]["function"];
+        let body = json!({
+            "messages": [{ "role": "user", "content": "hello" }], "max_tokens": 3000, "seed": 1,
+            "tools": [{ "name": "light", "input_schema": light["parameters"] }],
+            "tool_choice": { "type": "tool", "name": "light" }, "logit_bias": { "97": -100 },
+        });
+        let whole = server.post("/v1/messages", &body).ok();
+        assert_eq!(whole["stop_reason"], "tool_use", "{name}: {whole}");
+        let content = whole["content"].as_array().unwrap();
+        assert_eq!(content.len(), 1, "{name}: {whole}");
+        assert!(content[0]["id"].as_str().unwrap().starts_with("toolu_"), "{whole}");
+        let streamed = server.post("/v1/messages", &with(body, json!({ "stream": true })));
+        assert!(streamed.text().contains("\"id\":\"toolu_"), "{}", streamed.text());
         server.assert_idle();
     }
 }

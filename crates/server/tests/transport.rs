@@ -290,7 +290,45 @@ fn answers_that_take_too_long_are_cut_at_the_deadline() {
         server.client().stream(CHAT, &with(hello(), json!({ "max_tokens": 480, "stream": true })));
     assert!(stream.chunk().is_some());
     server.stop();
+    let mut rest = Vec::new();
+    while let Some(chunk) = stream.chunk() {
+        rest.extend(chunk);
+    }
+    let rest = String::from_utf8(rest).unwrap();
+    assert!(rest.contains("the server stopped before the answer was complete"), "{rest}");
+    assert!(!rest.contains("[DONE]"), "{rest}");
     server.join();
+}
+
+#[test]
+fn tokens_that_nobody_reads_end_their_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("q.sock");
+    let mut setup = Setup::default();
+    setup.batcher.engine.context = 8192;
+    // Not this limit ends it, however slow the machine is.
+    setup.limits.write_time = Duration::from_secs(3600);
+    let server = at_socket(setup, &path);
+    let body = json!({ "max_tokens": 8000, "n": 4, "stream": true, "logprobs": true, "top_logprobs": 20 });
+    let body = with(hello(), body).to_string();
+    let mut stream = UnixStream::connect(&path).unwrap();
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + &body).as_bytes()).unwrap();
+    let served = server.app.models().loaded().pop().unwrap();
+    while served.state().running == 0 {}
+    // It ends although nothing was read: its sequence is free for others.
+    while served.state().running > 0 {}
+    assert_eq!(served.state().used_pages, 0);
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("tokens waited for a client that did not read them"), "{}", rest.len());
+    assert!(!rest.contains("[DONE]"));
+    let tokens = rest.matches("\"delta\"").count();
+    // Control tokens have no text, and no event of their own.
+    assert!((1500..6000).contains(&tokens), "{tokens}");
 }
 
 #[test]

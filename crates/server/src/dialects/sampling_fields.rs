@@ -143,7 +143,7 @@ pub(crate) fn schema() -> Value {
     json!({
         "temperature": between(0.0, 1e30),
         "top_k": integer(),
-        "top_p": positive_share(),
+        "top_p": share(),
         "min_p": share(),
         "typical_p": positive_share(),
         "top_n_sigma": any(),
@@ -244,18 +244,35 @@ fn logit_bias(fields: &Fields<'_>, served: &ServedModel) -> Result<BTreeMap<u32,
     Ok(all)
 }
 
-/// The largest number of tokens of an answer: the first of these fields that is there; negative for no limit.
+/// The largest number of tokens of an answer: the first of these fields that is there. Some negative numbers may stand for no limit.
 pub fn max_tokens(
     fields: &Fields<'_>,
     names: &[&str],
+    unlimited: &[i64],
     served: &ServedModel,
 ) -> Result<Option<usize>, ApiError> {
+    let mut found = None;
     for name in names {
-        if let Some(number) = fields.integer(name)? {
-            return Ok(usize::try_from(number).ok());
+        let Some(number) = fields.integer(name)? else { continue };
+        let limit = usize::try_from(number).ok();
+        if limit.is_none() && !unlimited.contains(&number) {
+            let without = match unlimited {
+                [] => String::new(),
+                [first, ..] => format!(", or {first} for no limit"),
+            };
+            return Err(fields.error(name, format!("is {number}; it must be 0 or more{without}")));
         }
+        found.get_or_insert(limit);
     }
-    Ok(served.defaults.max_tokens)
+    Ok(found.unwrap_or(served.defaults.max_tokens))
+}
+
+/// What stands for no limit in the interface of llama-server, and so for its clients in that of OpenAI.
+pub const NO_LIMIT: &[i64] = &[-1];
+
+/// The schema of a largest number of tokens that may be [`NO_LIMIT`].
+pub(crate) fn limit_schema(least: i64) -> Value {
+    json!({ "type": "integer", "minimum": least, "maximum": 9_000_000_000_000_000_i64 })
 }
 
 /// The stop strings of a request, beside those of the server.

@@ -115,7 +115,11 @@ fn responses(answer: Answer, error_schema: &str, has_body: bool) -> Value {
     };
     let mut all = Map::new();
     all.insert("200".to_owned(), json!({ "description": "The answer", "content": content }));
-    let general = [("401", "The key is missing or unknown"), ("404", "There is no such model or route")];
+    let general = [
+        ("401", "The key is missing or unknown"),
+        ("403", "The server may not be asked under this name, or by a page of this origin"),
+        ("404", "There is no such model or route"),
+    ];
     let server = [
         ("405", "The route has another method"),
         ("500", "It failed through no fault of the caller's"),

@@ -5,9 +5,15 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 use super::timed_io::Socket;
+
+/// Bytes of an answer that the system keeps until the client takes them.
+const SEND_BUFFER: u32 = 256 << 10;
+
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 1024;
 
 /// Where a server listens.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -48,7 +54,7 @@ pub(crate) enum Listener {
 impl Listener {
     pub(crate) async fn bind(address: &ListenAddress) -> io::Result<Listener> {
         match address {
-            ListenAddress::Tcp(address) => Ok(Listener::Tcp(TcpListener::bind(address).await?)),
+            ListenAddress::Tcp(address) => Ok(Listener::Tcp(listen(*address)?)),
             #[cfg(unix)]
             ListenAddress::Unix { path, mode } => Ok(Listener::Unix(unix::SocketFile::bind(path, *mode)?)),
             #[cfg(not(unix))]
@@ -78,6 +84,17 @@ impl Listener {
             Listener::Unix(file) => Ok((Box::new(file.accept().await?), None)),
         }
     }
+}
+
+/// Listens at a port. What the system keeps of an answer that its client does not read is limited for every connection.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    // A system that knows better is asked for no more.
+    let _ = socket.set_send_buffer_size(SEND_BUFFER);
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 #[cfg(unix)]

@@ -184,10 +184,10 @@ impl ModelMetrics {
     pub(crate) fn write(&self, model: &str, state: &BatcherState, out: &mut Exposition) {
         let labels = format!("model_name=\"{}\"", escaped(model));
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64;
-        let per_second = |tokens: f64, seconds: f64| if seconds > 0.0 { tokens / seconds } else { 0.0 };
+        let per = |sum: f64, count: f64| if count > 0.0 { sum / count } else { 0.0 };
         let computed = load(&self.prompt_tokens) - load(&self.cached_tokens);
         let usage = state.used_pages as f64 / state.pages.max(1) as f64;
-        let rows: [(&'static str, &str, &str, f64); 22] = [
+        let rows: [(&'static str, &str, &str, f64); 23] = [
             ("llamacpp:prompt_tokens_total", "counter", "Prompt tokens computed", computed),
             (
                 "llamacpp:prompt_tokens_cached_total",
@@ -211,10 +211,16 @@ impl ModelMetrics {
             ),
             ("llamacpp:n_decode_total", "counter", "Steps", state.steps as f64),
             (
+                "llamacpp:n_busy_slots_per_decode",
+                "gauge",
+                "Sequences of a step, on average",
+                per(state.stepped as f64, state.steps as f64),
+            ),
+            (
                 "llamacpp:prompt_tokens_seconds",
                 "gauge",
                 "Prompt tokens a second, on average",
-                per_second(computed, self.prefill.seconds()),
+                per(computed, self.prefill.seconds()),
             ),
             (
                 "llamacpp:predicted_tokens_seconds",

@@ -1,8 +1,10 @@
 //! What keeps a server in service: keys and limits, metrics, TLS, sockets.
 
 pub mod auth;
+pub(crate) mod awaited_body;
 pub(crate) mod body_room;
 pub mod caller;
+pub(crate) mod exchange;
 pub(crate) mod exposition;
 pub mod hosts;
 pub mod limits;

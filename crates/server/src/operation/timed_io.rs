@@ -1,18 +1,43 @@
-//! A socket on which a write that makes no progress is an error after some time.
+//! A socket on which a write that makes no progress is an error after some time, and whose client may have ended its side.
 
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-/// A socket of any kind.
-pub(crate) trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
+use super::exchange::Exchange;
 
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Socket for S {}
+/// A socket of any kind.
+pub(crate) trait Socket: AsyncRead + AsyncWrite + Send + Unpin {
+    /// The error by which the system knows that nobody is there any more.
+    fn lost(&self) -> Option<io::Error>;
+}
+
+impl Socket for tokio::net::TcpStream {
+    fn lost(&self) -> Option<io::Error> {
+        self.take_error().unwrap_or_else(Some)
+    }
+}
+
+#[cfg(unix)]
+impl Socket for tokio::net::UnixStream {
+    fn lost(&self) -> Option<io::Error> {
+        self.take_error().unwrap_or_else(Some)
+    }
+}
+
+/// An answer before the answer, which clients of HTTP/1.1 skip. The system of one that is gone refuses it, and then the socket has
+/// an error: that tells a client that has only ended its side from one that has closed the connection.
+const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+/// When the socket of a client that has ended its side is looked at for an error, at first and later on.
+const FIRST_LOOK: Duration = Duration::from_millis(20);
+const LATER_LOOKS: Duration = Duration::from_millis(200);
 
 /// A socket whose peer must take some of what is written within a time. A client that stops reading would otherwise keep its
 /// answer, and the memory behind it, for ever.
@@ -21,11 +46,65 @@ pub(crate) struct TimedIo {
     time: Duration,
     /// Runs while a write waits.
     waiting: Option<Pin<Box<Sleep>>>,
+    /// What the connection is doing, if its client may end its side before it has the answer.
+    exchange: Option<Arc<Exchange>>,
+    /// Runs until the socket is looked at again, once the client has ended its side.
+    half_closed: Option<Pin<Box<Sleep>>>,
 }
 
 impl TimedIo {
     pub(crate) fn new(socket: Box<dyn Socket>, time: Duration) -> TimedIo {
-        TimedIo { socket, time, waiting: None }
+        TimedIo { socket, time, waiting: None, exchange: None, half_closed: None }
+    }
+
+    /// The same socket, whose client gets its answers although it has ended its own side.
+    pub(crate) fn with_exchange(self, exchange: Arc<Exchange>) -> TimedIo {
+        TimedIo { exchange: Some(exchange), ..self }
+    }
+
+    /// Whether a client that has ended its side may still be there. If nothing was sent that could tell, a probe is.
+    fn may_be_there(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(exchange) = self.exchange.as_ref().filter(|exchange| exchange.is_answering()) else {
+            return false;
+        };
+        if exchange.has_sent() {
+            return true;
+        }
+        // Not between the bytes of another answer.
+        let can_probe = exchange.has_interim() && self.waiting.is_none();
+        let sent = can_probe && {
+            let sent = Pin::new(&mut self.socket).poll_write(context, PROBE);
+            matches!(sent, Poll::Ready(Ok(bytes)) if bytes == PROBE.len())
+        };
+        if sent {
+            exchange.note_sent();
+        }
+        sent
+    }
+
+    /// Waits until the client is gone, or has its answer: then the connection ends. Nor is there anything to wait for if the rest of
+    /// a body is missing. That is looked at after a moment, when the handler has had all that came before the end.
+    fn poll_half_closed(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while let Some(sleep) = &mut self.half_closed {
+            if let Some(error) = self.socket.lost() {
+                return Poll::Ready(Err(error));
+            }
+            if !self.exchange.as_ref().is_some_and(|exchange| exchange.is_answering()) {
+                break;
+            }
+            ready!(sleep.as_mut().poll(context));
+            if self.exchange.as_ref().is_some_and(|exchange| exchange.awaits_body()) {
+                break;
+            }
+            sleep.as_mut().reset(Instant::now() + LATER_LOOKS);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn note_sent(&self, outcome: &Poll<io::Result<usize>>) {
+        if let (Some(exchange), Poll::Ready(Ok(_))) = (&self.exchange, outcome) {
+            exchange.note_sent();
+        }
     }
 
     /// The outcome of a write: an error if it has been waiting for too long.
@@ -53,7 +132,17 @@ impl AsyncRead for TimedIo {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_read(context, buffer)
+        if self.half_closed.is_some() {
+            return self.poll_half_closed(context);
+        }
+        let before = buffer.filled().len();
+        let outcome = Pin::new(&mut self.socket).poll_read(context, buffer);
+        let is_end = matches!(outcome, Poll::Ready(Ok(()))) && buffer.filled().len() == before;
+        if is_end && buffer.remaining() > 0 && self.may_be_there(context) {
+            self.half_closed = Some(Box::pin(tokio::time::sleep(FIRST_LOOK)));
+            return self.poll_half_closed(context);
+        }
+        outcome
     }
 }
 
@@ -64,6 +153,7 @@ impl AsyncWrite for TimedIo {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.socket).poll_write(context, bytes);
+        self.note_sent(&outcome);
         self.timed(outcome, context)
     }
 
@@ -73,6 +163,7 @@ impl AsyncWrite for TimedIo {
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.socket).poll_write_vectored(context, bytes);
+        self.note_sent(&outcome);
         self.timed(outcome, context)
     }
 

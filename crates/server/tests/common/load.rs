@@ -154,6 +154,18 @@ async fn client(
     }
 }
 
+/// Waits for all tasks. An error if any of them did not end well, with the first reason.
+pub async fn all_ended(mut tasks: JoinSet<()>) -> Result<(), String> {
+    let (mut failed, mut first) = (0, None);
+    while let Some(ended) = tasks.join_next().await {
+        if let Err(error) = ended {
+            failed += 1;
+            first.get_or_insert(error);
+        }
+    }
+    first.map_or(Ok(()), |first| Err(format!("{failed} tasks failed, the first: {first}")))
+}
+
 /// The body of a GET request.
 pub async fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
     let mut socket = TcpStream::connect(address).await?;

@@ -46,6 +46,11 @@ pub(super) fn message(
     })
 }
 
+/// The identifier of a call as this interface has it.
+pub(super) fn tool_use_id(id: &str) -> String {
+    format!("toolu_{}", id.trim_start_matches("call_"))
+}
+
 /// The blocks of a complete answer, in the order of generation.
 pub(super) fn content(choice: &Choice) -> Vec<Value> {
     let block = |section: &AnswerSection| match section {
@@ -57,7 +62,9 @@ pub(super) fn content(choice: &Choice) -> Vec<Value> {
             let call = choice.tool_calls.get(*number)?;
             // The client is to have an object, even if the call was cut.
             let input = partial_json::object(&call.arguments);
-            Some(json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input }))
+            Some(
+                json!({ "type": "tool_use", "id": tool_use_id(&call.id), "name": call.name, "input": input }),
+            )
         }
     };
     choice.sections.iter().filter_map(block).collect()

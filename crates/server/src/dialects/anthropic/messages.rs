@@ -37,7 +37,7 @@ pub async fn messages(call: Call) -> Result<Response, ApiError> {
     let running = served.generate(generation, &call.caller).await?;
     let id = new_id("msg_");
     if streams {
-        let encoder = MessageStream::new(id, name, running.prompt_tokens());
+        let encoder = MessageStream::new(id, call.id.clone(), name, running.prompt_tokens());
         return Ok(stream::respond(running, encoder, StreamFormat::Events, call.app.limits().ping));
     }
     let choices = running.finish().await?;

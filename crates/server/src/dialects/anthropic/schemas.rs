@@ -57,7 +57,7 @@ fn fields() -> Value {
         "stream": flag(),
         "stop_sequences": list(text()),
         "temperature": between(0.0, 3e38),
-        "top_p": { "type": "number", "exclusiveMinimum": 0, "maximum": 1 },
+        "top_p": { "type": "number", "minimum": 0, "maximum": 1 },
         "top_k": integer(),
         "tools": list(any_of([tool, other_type("custom")])),
         "tool_choice": choice,

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::answer::{message, stop_reason, usage};
+use super::answer::{message, stop_reason, tool_use_id, usage};
+use crate::call::RequestId;
 use crate::dialects::Dialect;
 use crate::generation::{AnswerPart, Delta, Done, GenerationEvent, ToolCallPiece};
 use crate::stream::{StreamBuffer, StreamEncoder};
@@ -10,6 +11,8 @@ use crate::stream::{StreamBuffer, StreamEncoder};
 /// Writes the events of a message.
 pub(super) struct MessageStream {
     id: String,
+    /// What identifies the request, for errors.
+    request: RequestId,
     model: String,
     prompt: usize,
     begun: bool,
@@ -28,8 +31,8 @@ enum OpenBlock {
 }
 
 impl MessageStream {
-    pub(super) fn new(id: String, model: String, prompt: usize) -> MessageStream {
-        MessageStream { id, model, prompt, begun: false, open: None, blocks: 0 }
+    pub(super) fn new(id: String, request: RequestId, model: String, prompt: usize) -> MessageStream {
+        MessageStream { id, request, model, prompt, begun: false, open: None, blocks: 0 }
     }
 
     /// The first event. It says how much of the prompt was cached, and so waits until that is known.
@@ -89,6 +92,7 @@ impl MessageStream {
     fn tool_call(&mut self, piece: ToolCallPiece, out: &mut StreamBuffer) {
         let kind = OpenBlock::ToolUse(piece.index);
         if let Some((id, name)) = piece.head {
+            let id = tool_use_id(&id);
             self.open(kind, &json!({ "type": "tool_use", "id": id, "name": name, "input": {} }), out);
         }
         if self.open == Some(kind) && !piece.arguments.is_empty() {
@@ -121,7 +125,7 @@ impl StreamEncoder for MessageStream {
                 self.done(&done, out);
             }
             GenerationEvent::Failed(error) => {
-                out.named("error", &Dialect::Anthropic.error_body(&error, None));
+                out.named("error", &Dialect::Anthropic.error_body(&error, Some(&self.request.0)));
             }
             GenerationEvent::PromptLogprobs { .. } => {}
         }
@@ -149,7 +153,7 @@ mod tests {
     fn delta(reasoning: &str, text: &str, call: Option<(usize, bool, &str)>) -> GenerationEvent {
         let piece = |(index, begins, arguments): (usize, bool, &str)| ToolCallPiece {
             index,
-            head: begins.then(|| (format!("toolu_{index}"), "f".to_owned())),
+            head: begins.then(|| (format!("call_{index}"), "f".to_owned())),
             arguments: arguments.to_owned(),
         };
         GenerationEvent::Delta(Delta {
@@ -164,7 +168,8 @@ mod tests {
 
     #[test]
     fn one_block_is_open_at_a_time() {
-        let mut stream = MessageStream::new("msg_1".to_owned(), "m".to_owned(), 10);
+        let mut stream =
+            MessageStream::new("msg_1".to_owned(), RequestId("req_1".to_owned()), "m".to_owned(), 10);
         let mut out = StreamBuffer::new(StreamFormat::Events);
         let events = [
             GenerationEvent::Progress { choice: 0, cached: 4, computed: 10 },
@@ -206,6 +211,7 @@ mod tests {
             "stop 3 ",
         ];
         assert_eq!(names, wanted);
+        assert!(text.contains(r#""id":"toolu_0""#) && text.contains(r#""id":"toolu_1""#), "{text}");
         assert!(text.contains(r#""input":{}"#) && text.contains(r#""cache_read_input_tokens":4"#));
         assert!(text.contains(r#""input_tokens":6"#), "{text}");
     }

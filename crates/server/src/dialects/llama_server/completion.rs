@@ -90,6 +90,7 @@ pub(super) fn parse_with(
         max_tokens: sampling_fields::max_tokens(
             fields,
             &["n_predict", "max_tokens", "max_completion_tokens"],
+            sampling_fields::NO_LIMIT,
             served,
         )?,
         stops: sampling_fields::stops(fields, "stop", served)?,
@@ -125,8 +126,8 @@ pub(super) fn request_fields() -> Value {
     json!({
         "model": text(),
         "stream": flag(),
-        "n_predict": integer(),
-        "max_tokens": integer(),
+        "n_predict": sampling_fields::limit_schema(-1),
+        "max_tokens": sampling_fields::limit_schema(-1),
         "n": count_between(1, crate::prompt::MAX_CHOICES),
         "n_probs": count_between(0, MAX_PROBABILITIES),
         "stop": schema::texts(),

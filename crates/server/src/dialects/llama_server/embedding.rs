@@ -27,7 +27,7 @@ pub(super) async fn embedding(call: Call) -> Result<Json<Value>, ApiError> {
     let texts = embeddings::inputs(&fields, name, &served)?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
     let usage = call.caller.begin(TokenNeed::exact(tokens))?;
-    let vectors = served.embed(EmbeddingTask::Embed, texts).await?;
+    let vectors = served.embed(EmbeddingTask::Embed, texts, call.caller.client()).await?;
     usage.charge(tokens);
     let data: Vec<Value> = vectors
         .into_iter()

@@ -7,10 +7,10 @@ mod completion_stream;
 mod embedding;
 pub mod infill;
 mod properties;
-mod rerank;
+pub mod rerank;
 mod slots;
 mod template;
-mod tokens;
+pub mod tokens;
 
 use crate::openapi::{Answer, DescribedRoutes, Group, Operation};
 

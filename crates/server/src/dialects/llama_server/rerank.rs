@@ -9,34 +9,62 @@ use crate::call::Call;
 use crate::embedding::EmbeddingTask;
 use crate::error::{ApiError, ErrorKind};
 use crate::fields::Fields;
+use crate::model::ServedModel;
 use crate::openapi::schema::{self, answer, any_of, count, flag, list, number, text};
 use crate::operation::caller::TokenNeed;
 
 /// The most documents of a request.
 const MAX_DOCUMENTS: usize = 2048;
 
-/// Sorts documents.
-pub(super) async fn rerank(call: Call) -> Result<Response, ApiError> {
-    let served = call.model().await?;
-    let fields = call.fields();
+/// A request for an order of documents.
+#[derive(Clone, Debug)]
+pub struct RankRequest {
+    /// What the documents are to answer.
+    query: String,
+    documents: Vec<String>,
+    /// Whether it has the form of TEI.
+    is_tei: bool,
+    /// The number of best documents that are returned.
+    most: usize,
+    /// Whether their texts are.
+    with_texts: bool,
+}
+
+impl RankRequest {
+    /// The tokens of the query with each document.
+    pub fn pairs(&self, served: &ServedModel) -> Result<Vec<Vec<u32>>, ApiError> {
+        let pair = |document: &String| Ok(pair_tokens(&served.model, &self.query, document)?);
+        self.documents.iter().map(pair).collect()
+    }
+}
+
+/// The request that the fields of a body are.
+pub fn parse(fields: &Fields<'_>) -> Result<RankRequest, ApiError> {
     let query = fields.required_text("query")?;
     let is_tei = fields.has("texts");
     if is_tei && fields.has("documents") {
         return Err(fields.error("documents", "cannot be used together with texts"));
     }
-    let documents = documents(&fields, if is_tei { "texts" } else { "documents" })?;
+    let documents = documents(fields, if is_tei { "texts" } else { "documents" })?;
     let most = fields.count("top_n")?.unwrap_or(usize::MAX);
     let (of_tei, of_others) = (fields.flag("return_text")?, fields.flag("return_documents")?);
     let with_texts = if is_tei { of_tei } else { of_others }.unwrap_or(false);
+    Ok(RankRequest { query: query.to_owned(), documents, is_tei, most, with_texts })
+}
+
+/// Sorts documents.
+pub(super) async fn rerank(call: Call) -> Result<Response, ApiError> {
+    let served = call.model().await?;
+    let wanted = parse(&call.fields())?;
     if !can_rank(&served.model) {
         let message = format!("{} cannot rank: it has no classification head", served.name);
         return Err(ApiError::new(ErrorKind::Unsupported, message));
     }
-    let pair = |document: &String| Ok(pair_tokens(&served.model, query, document)?);
-    let pairs = documents.iter().map(pair).collect::<Result<Vec<_>, ApiError>>()?;
+    let pairs = wanted.pairs(&served)?;
+    let RankRequest { documents, is_tei, most, with_texts, .. } = wanted;
     let tokens: usize = pairs.iter().map(Vec::len).sum();
     let usage = call.caller.begin(TokenNeed::exact(tokens))?;
-    let scores = served.embed(EmbeddingTask::Rank, pairs).await?;
+    let scores = served.embed(EmbeddingTask::Rank, pairs, call.caller.client()).await?;
     usage.charge(tokens);
     let scores = scores.iter().map(|score| score.first().copied().unwrap_or(f32::NEG_INFINITY));
     let mut sorted: Vec<(usize, f32)> = scores.enumerate().collect();

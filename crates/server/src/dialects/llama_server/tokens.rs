@@ -5,45 +5,87 @@ use serde_json::{Value, json};
 
 use crate::call::Call;
 use crate::error::ApiError;
+use crate::fields::Fields;
 use crate::model::ServedModel;
 use crate::openapi::schema::{answer, any_of, filled_list, flag, list, request, text, token};
 
-/// The tokens of a text, or of texts and tokens.
-pub(super) async fn tokenize(call: Call) -> Result<Json<Value>, ApiError> {
-    const NAME: &str = "content";
-    let served = call.model().await?;
-    let fields = call.fields();
-    let add_special = fields.flag("add_special")?.unwrap_or(false);
-    let parse_special = fields.flag("parse_special")?.unwrap_or(true);
-    let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
-    let wrong = fields.error(NAME, "must be a text, or a list of texts and tokens");
-    let parts: Vec<Value> = match fields.value(NAME) {
-        None => return Err(fields.missing(NAME)),
-        Some(Value::Array(parts)) => parts.clone(),
-        Some(Value::String(text)) => vec![text.as_str().into()],
-        Some(_) => return Err(wrong),
-    };
-    let count = served.model.tokenizer()?.token_count();
-    let of_model = std::sync::Arc::clone(&served);
-    let tokenize = move || {
-        let tokenizer = of_model.model.tokenizer()?;
+/// A request for the tokens of a text.
+#[derive(Clone, Debug)]
+pub struct TokenizeRequest {
+    parts: Vec<TextOrToken>,
+    /// Whether the tokens are added that begin prompts.
+    add_special: bool,
+    /// Whether control tokens that are spelled out become those tokens.
+    parse_special: bool,
+    /// Whether the text of each token is shown.
+    with_pieces: bool,
+}
+
+#[derive(Clone, Debug)]
+enum TextOrToken {
+    Text(String),
+    Token(u32),
+}
+
+impl TokenizeRequest {
+    /// The request that the fields of a body are.
+    pub fn new(fields: &Fields<'_>, served: &ServedModel) -> Result<TokenizeRequest, ApiError> {
+        const NAME: &str = "content";
+        let wrong = || fields.error(NAME, "must be a text, or a list of texts and tokens");
+        let count = served.model.tokenizer()?.token_count();
+        let part = |part: &Value| match part {
+            Value::String(text) => Ok(TextOrToken::Text(text.clone())),
+            part => {
+                let token = part.as_u64().and_then(|token| u32::try_from(token).ok()).ok_or_else(wrong)?;
+                check_token(fields, NAME, token, count)?;
+                Ok(TextOrToken::Token(token))
+            }
+        };
+        let parts = match fields.value(NAME).ok_or_else(|| fields.missing(NAME))? {
+            Value::Array(parts) => parts.iter().map(part).collect::<Result<_, ApiError>>()?,
+            Value::String(text) => vec![TextOrToken::Text(text.clone())],
+            _ => return Err(wrong()),
+        };
+        Ok(TokenizeRequest {
+            parts,
+            add_special: fields.flag("add_special")?.unwrap_or(false),
+            parse_special: fields.flag("parse_special")?.unwrap_or(true),
+            with_pieces: fields.flag("with_pieces")?.unwrap_or(false),
+        })
+    }
+
+    /// The tokens.
+    pub fn tokens(&self, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
+        let tokenizer = served.model.tokenizer()?;
         let mut tokens = Vec::new();
-        for (number, part) in parts.iter().enumerate() {
-            let number_of = || part.as_u64().and_then(|token| u32::try_from(token).ok());
+        for (number, part) in self.parts.iter().enumerate() {
             match part {
-                Value::String(text) if add_special && number == 0 => {
-                    tokens.extend(tokenizer.encode_prompt(text, parse_special));
+                TextOrToken::Text(text) if self.add_special && number == 0 => {
+                    tokens.extend(tokenizer.encode_prompt(text, self.parse_special));
                 }
-                Value::String(text) => tokens.extend(tokenizer.encode(text, parse_special)),
-                _ => tokens.push(number_of().ok_or_else(|| wrong.clone())?),
+                TextOrToken::Text(text) => tokens.extend(tokenizer.encode(text, self.parse_special)),
+                TextOrToken::Token(token) => tokens.push(*token),
             }
         }
-        Ok::<_, ApiError>(tokens)
-    };
-    let tokens = served.blocking(tokenize).await??;
-    if let Some(token) = tokens.iter().find(|token| **token as usize >= count) {
-        return Err(fields.error(NAME, format!("has the token {token}; the vocabulary has {count}")));
+        Ok(tokens)
     }
+}
+
+/// Refuses a token that the vocabulary has not.
+fn check_token(fields: &Fields<'_>, name: &str, token: u32, count: usize) -> Result<(), ApiError> {
+    match (token as usize) < count {
+        true => Ok(()),
+        false => Err(fields.error(name, format!("has the token {token}; the vocabulary has {count}"))),
+    }
+}
+
+/// The tokens of a text, or of texts and tokens.
+pub(super) async fn tokenize(call: Call) -> Result<Json<Value>, ApiError> {
+    let served = call.model().await?;
+    let wanted = TokenizeRequest::new(&call.fields(), &served)?;
+    let with_pieces = wanted.with_pieces;
+    let of_model = std::sync::Arc::clone(&served);
+    let tokens = served.blocking(move || wanted.tokens(&of_model)).await??;
     let shown: Vec<Value> = match with_pieces {
         true => tokens.iter().map(|token| piece(&served, *token)).collect(),
         false => tokens.into_iter().map(Value::from).collect(),
@@ -61,22 +103,25 @@ fn piece(served: &ServedModel, token: u32) -> Value {
     json!({ "id": token, "piece": piece })
 }
 
-/// The text of tokens, with the names of control tokens.
-pub(super) async fn detokenize(call: Call) -> Result<Json<Value>, ApiError> {
+/// The tokens whose text a request asks for.
+pub fn listed(fields: &Fields<'_>, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
     const NAME: &str = "tokens";
-    let served = call.model().await?;
-    let fields = call.fields();
     let list = fields.list(NAME)?.ok_or_else(|| fields.missing(NAME))?;
     let count = served.model.tokenizer()?.token_count();
-    let mut bytes = Vec::new();
-    for value in list {
+    let token = |value: &Value| {
         let token = value.as_u64().and_then(|token| u32::try_from(token).ok());
         let token = token.ok_or_else(|| fields.error(NAME, "must be a list of tokens"))?;
-        if token as usize >= count {
-            return Err(fields.error(NAME, format!("has the token {token}; the vocabulary has {count}")));
-        }
-        bytes.extend(served.token_bytes(token));
-    }
+        check_token(fields, NAME, token, count)?;
+        Ok(token)
+    };
+    list.iter().map(token).collect()
+}
+
+/// The text of tokens, with the names of control tokens.
+pub(super) async fn detokenize(call: Call) -> Result<Json<Value>, ApiError> {
+    let served = call.model().await?;
+    let tokens = listed(&call.fields(), &served)?;
+    let bytes: Vec<u8> = tokens.into_iter().flat_map(|token| served.token_bytes(token)).collect();
     Ok(Json(json!({ "content": String::from_utf8_lossy(&bytes) })))
 }
 

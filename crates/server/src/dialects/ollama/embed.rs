@@ -11,19 +11,16 @@ use crate::call::Call;
 use crate::dialects::openai::embeddings::shorten;
 use crate::embedding::EmbeddingTask;
 use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::model::ServedModel;
 use crate::operation::caller::TokenNeed;
 
 /// The most texts of a request.
 const MAX_TEXTS: usize = 2048;
 
-/// A vector for each text. A text that is too long is an error, unless `truncate` asks to cut it.
-pub(super) async fn embed(call: Call) -> Result<Json<Value>, ApiError> {
+/// The tokens of each text of a request, and the length of its vectors, if it is not the model's.
+pub fn parse(fields: &Fields<'_>, served: &ServedModel) -> Result<(Vec<Vec<u32>>, Option<usize>), ApiError> {
     const NAME: &str = "input";
-    let started = Instant::now();
-    let served = model(&call).await?;
-    let load = started.elapsed();
-    let fields = call.fields();
-    let keep = keep_alive(&fields)?;
     fields.map("options")?;
     let texts = fields.texts(NAME)?.ok_or_else(|| fields.missing(NAME))?;
     if texts.len() > MAX_TEXTS {
@@ -46,12 +43,23 @@ pub(super) async fn embed(call: Call) -> Result<Json<Value>, ApiError> {
         }
         tokens.push(of_text);
     }
+    Ok((tokens, dimensions))
+}
+
+/// A vector for each text. A text that is too long is an error, unless `truncate` asks to cut it.
+pub(super) async fn embed(call: Call) -> Result<Json<Value>, ApiError> {
+    let started = Instant::now();
+    let served = model(&call).await?;
+    let load = started.elapsed();
+    let fields = call.fields();
+    let keep = keep_alive(&fields)?;
+    let (tokens, dimensions) = parse(&fields, &served)?;
     let count: usize = tokens.iter().map(Vec::len).sum();
     keep.apply(&call.app, &served);
     let usage = call.caller.begin(TokenNeed::exact(count))?;
     let mut vectors = match tokens.is_empty() {
         true => Vec::new(),
-        false => served.embed(EmbeddingTask::Embed, tokens).await?,
+        false => served.embed(EmbeddingTask::Embed, tokens, call.caller.client()).await?,
     };
     usage.charge(count);
     if let Some(dimensions) = dimensions {
@@ -80,7 +88,7 @@ pub(super) async fn embeddings(call: Call) -> Result<Json<Value>, ApiError> {
     let tokens = text_tokens(&served.model, text)?;
     let count = tokens.len();
     let usage = call.caller.begin(TokenNeed::exact(count))?;
-    let vectors = served.embed(EmbeddingTask::Embed, vec![tokens]).await?;
+    let vectors = served.embed(EmbeddingTask::Embed, vec![tokens], call.caller.client()).await?;
     usage.charge(count);
     Ok(Json(json!({ "embedding": vectors.first() })))
 }

@@ -2,7 +2,7 @@
 
 mod answer;
 pub mod chat;
-mod embed;
+pub mod embed;
 pub mod generate;
 mod model_card;
 mod models;

@@ -17,6 +17,9 @@ use crate::model::ServedModel;
 /// The most log-probabilities that are reported for a token.
 pub(super) const MAX_TOP_LOGPROBS: usize = 20;
 
+/// Numbers of tokens that stand for no limit, and for as many as the context has room for, which is the same here.
+const NO_LIMIT: &[i64] = &[-1, -2];
+
 /// Options of Ollama's runner: hints, since the model is loaded already.
 const HINTS: &[&str] =
     &["num_keep", "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "draft_num_predict"];
@@ -56,7 +59,7 @@ pub(super) fn generation(
     let wants = fields.flag("logprobs")?.unwrap_or(false) || top.is_some_and(|top| top > 0);
     Ok(Generation {
         sampling: sampling_fields::sampling(&options, served)?,
-        max_tokens: sampling_fields::max_tokens(&options, &["num_predict"], served)?,
+        max_tokens: sampling_fields::max_tokens(&options, &["num_predict"], NO_LIMIT, served)?,
         stops: sampling_fields::stops(&options, "stop", served)?,
         logprobs: wants.then_some(top.unwrap_or(0)),
         constraint: constraint(fields)?,

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::request_fields::MAX_TOP_LOGPROBS;
-use crate::dialects::sampling_fields::seed_schema;
+use crate::dialects::sampling_fields::{limit_schema, seed_schema};
 use crate::openapi::schema::{
     answer, any_object, any_of, between, count, count_between, flag, integer, list, number, one_of, request,
     text, texts, token,
@@ -16,7 +16,7 @@ fn options() -> Value {
         json!({
             "temperature": between(0.0, 1e30),
             "top_k": integer(),
-            "top_p": positive_share(),
+            "top_p": between(0.0, 1.0),
             "min_p": between(0.0, 1.0),
             "typical_p": positive_share(),
             "repeat_last_n": { "type": "integer", "minimum": -1, "maximum": 9_000_000_000_000_000_i64 },
@@ -24,7 +24,7 @@ fn options() -> Value {
             "presence_penalty": between(-1e30, 1e30),
             "frequency_penalty": between(-1e30, 1e30),
             "seed": seed_schema(),
-            "num_predict": integer(),
+            "num_predict": limit_schema(-2),
             "num_ctx": integer(),
             "num_batch": integer(),
             "num_gpu": integer(),

@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 use super::answer_head::AnswerHead;
 use super::chat_stream::ChatStream;
 use super::logprobs::MAX_TOP_LOGPROBS;
-use super::request_fields::{StreamOptions, check_stream, choices, priority, shares_prefix, sse_ping};
+use super::request_fields::{
+    StreamOptions, check_stream, choices, priority, reasoning, shares_prefix, sse_ping,
+};
 use super::usage::{Usage, finish_name};
 use super::{FINGERPRINT, logprobs, messages};
 use crate::call::Call;
@@ -17,7 +19,7 @@ use crate::dialects::timings::timings;
 use crate::dialects::{format_fields, sampling_fields};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::generation::{ChatPrompt, Choice, Generation, Prompt, ReasoningEffort, WholeToolCall};
+use crate::generation::{ChatPrompt, Choice, Generation, Prompt, WholeToolCall};
 use crate::model::ServedModel;
 use crate::prompt::ends_with_assistant;
 use crate::stream::{self, StreamFormat};
@@ -67,13 +69,14 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
     let tool_choice = format_fields::tool_choice(fields, &tools)?;
     let continues = continues(fields, &messages)?;
     let variables = fields.map("chat_template_kwargs")?.cloned().unwrap_or_default();
-    let (reasoning, reasoning_budget) = reasoning(fields)?;
+    let (reasoning, reasoning_budget) = reasoning(fields, fields.text("reasoning_effort")?)?;
     let chat = ChatPrompt { messages, tools, variables, continues, reasoning, ..ChatPrompt::default() };
     Ok(Generation {
         sampling: sampling_fields::sampling(fields, served)?,
         max_tokens: sampling_fields::max_tokens(
             fields,
             &["max_completion_tokens", "max_tokens", "n_predict"],
+            sampling_fields::NO_LIMIT,
             served,
         )?,
         stops: sampling_fields::stops(fields, "stop", served)?,
@@ -105,21 +108,6 @@ fn continues(fields: &Fields<'_>, messages: &[quadriga_llm::template::Message]) 
         );
     }
     Ok(continues)
-}
-
-/// How much the model is to reason.
-fn reasoning(fields: &Fields<'_>) -> Result<(ReasoningEffort, Option<usize>), ApiError> {
-    let effort = match fields.text("reasoning_effort")? {
-        None => ReasoningEffort::Default,
-        Some("none") => ReasoningEffort::Off,
-        Some(effort) => ReasoningEffort::Named(effort.to_owned()),
-    };
-    let budget = fields.integer("reasoning_budget_tokens")?.or(fields.integer("thinking_budget_tokens")?);
-    Ok(match budget {
-        Some(0) => (ReasoningEffort::Off, None),
-        Some(budget) => (effort, usize::try_from(budget).ok()),
-        None => (effort, None),
-    })
 }
 
 fn top_logprobs(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {

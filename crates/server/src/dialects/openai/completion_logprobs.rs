@@ -16,6 +16,8 @@ pub(crate) struct CompletionLogprobs {
     top: Vec<Value>,
     offsets: Vec<usize>,
     offset: usize,
+    /// Bytes of a character that is not complete yet.
+    partial: Vec<u8>,
 }
 
 impl CompletionLogprobs {
@@ -39,8 +41,27 @@ impl CompletionLogprobs {
         self.logprobs.push(found.map(|found| finite(found.logprob)));
         self.top.push(found.map_or(Value::Null, |_| top.into()));
         self.offsets.push(self.offset);
-        self.offset += text.chars().count();
+        let piece = served.model.tokenizer().ok().and_then(|tokenizer| tokenizer.piece(token).ok());
+        self.advance(piece.unwrap_or_default());
         self.tokens.push(text);
+    }
+
+    /// Moves the offset past the characters that a token's bytes complete. Control tokens have none: they are not in the text.
+    fn advance(&mut self, piece: &[u8]) {
+        self.partial.extend_from_slice(piece);
+        while let Err(error) = std::str::from_utf8(&self.partial) {
+            let valid = self.partial.get(..error.valid_up_to()).unwrap_or_default();
+            self.offset += String::from_utf8_lossy(valid).chars().count();
+            let Some(wrong) = error.error_len() else {
+                // Its other bytes follow.
+                self.partial.drain(..error.valid_up_to());
+                return;
+            };
+            self.partial.drain(..error.valid_up_to() + wrong);
+            self.offset += 1;
+        }
+        self.offset += String::from_utf8_lossy(&self.partial).chars().count();
+        self.partial.clear();
     }
 
     /// Whether there is any.
@@ -61,7 +82,8 @@ impl CompletionLogprobs {
     /// The lists as JSON; what follows begins new ones.
     pub(crate) fn take(&mut self) -> Value {
         let json = self.json();
-        *self = CompletionLogprobs { offset: self.offset, ..CompletionLogprobs::default() };
+        let partial = std::mem::take(&mut self.partial);
+        *self = CompletionLogprobs { offset: self.offset, partial, ..CompletionLogprobs::default() };
         json
     }
 }
@@ -76,4 +98,30 @@ fn token_name(served: &ServedModel, token: u32) -> String {
         }
         name
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_count_characters_of_the_text() {
+        let text = "aé日b";
+        let mut logprobs = CompletionLogprobs::default();
+        let mut offsets = Vec::new();
+        // A token for each byte, and a control token.
+        for byte in text.bytes().chain("c".bytes()) {
+            logprobs.advance(&[byte]);
+            logprobs.advance(&[]);
+            offsets.push(logprobs.offset);
+        }
+        assert_eq!(offsets, [1, 1, 2, 2, 2, 3, 4, 5]);
+        // What is no character takes the place of one, also across chunks of a stream.
+        let mut logprobs = CompletionLogprobs::default();
+        logprobs.advance(b"\xe6\x97");
+        logprobs.take();
+        logprobs.advance(b"x\xff");
+        logprobs.advance("é".as_bytes());
+        assert_eq!(logprobs.offset, 4);
+    }
 }

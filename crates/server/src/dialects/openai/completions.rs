@@ -101,9 +101,9 @@ pub(crate) fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Co
     if logprobs.is_some_and(|count| count > MAX_LOGPROBS) {
         return Err(fields.error("logprobs", format!("must be from 0 to {MAX_LOGPROBS}")));
     }
-    let max_tokens =
-        sampling_fields::max_tokens(fields, &["max_tokens", "max_completion_tokens", "n_predict"], served)?;
-    let given = ["max_tokens", "max_completion_tokens", "n_predict"].iter().any(|name| fields.has(name));
+    let names = ["max_tokens", "max_completion_tokens", "n_predict"];
+    let max_tokens = sampling_fields::max_tokens(fields, &names, sampling_fields::NO_LIMIT, served)?;
+    let given = names.iter().any(|name| fields.has(name));
     let template = Generation {
         sampling: sampling_fields::sampling(fields, served)?,
         max_tokens: max_tokens.or((!given).then_some(DEFAULT_TOKENS)),

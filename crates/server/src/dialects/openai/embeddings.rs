@@ -18,20 +18,35 @@ use crate::operation::caller::TokenNeed;
 /// The most texts of a request.
 const MAX_TEXTS: usize = 2048;
 
-/// Computes a vector for each text.
-pub async fn embeddings(call: Call) -> Result<Response, ApiError> {
-    let served = call.model().await?;
-    let fields = call.fields();
+/// A request for embeddings.
+#[derive(Clone, Debug)]
+pub struct EmbeddingRequest {
+    /// The tokens of each text.
+    pub texts: Vec<Vec<u32>>,
+    /// Whether vectors are bytes in base64.
+    pub base64: bool,
+    /// The length of the vectors, if it is not the model's.
+    pub dimensions: Option<usize>,
+}
+
+/// The request that the fields of a body are.
+pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<EmbeddingRequest, ApiError> {
     let base64 = fields.one_of("encoding_format", &["float", "base64"])? == Some("base64");
     let dimensions = fields.count("dimensions")?;
     let width = served.model.hyperparameters().width;
     if let Some(wanted) = dimensions.filter(|wanted| *wanted == 0 || *wanted > width) {
         return Err(fields.error("dimensions", format!("is {wanted}; the model's embeddings have {width}")));
     }
-    let texts = inputs(&fields, "input", &served)?;
+    Ok(EmbeddingRequest { texts: inputs(fields, "input", served)?, base64, dimensions })
+}
+
+/// Computes a vector for each text.
+pub async fn embeddings(call: Call) -> Result<Response, ApiError> {
+    let served = call.model().await?;
+    let EmbeddingRequest { texts, base64, dimensions } = parse(&call.fields(), &served)?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
     let usage = call.caller.begin(TokenNeed::exact(tokens))?;
-    let mut vectors = served.embed(EmbeddingTask::Embed, texts).await?;
+    let mut vectors = served.embed(EmbeddingTask::Embed, texts, call.caller.client()).await?;
     usage.charge(tokens);
     if let Some(dimensions) = dimensions {
         vectors.iter_mut().for_each(|vector| shorten(vector, dimensions));

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::generation::ReasoningEffort;
 use crate::prompt::MAX_CHOICES;
 
 /// Longer than any connection lives.
@@ -27,6 +28,24 @@ pub(crate) fn priority(fields: &Fields<'_>) -> Result<i32, ApiError> {
 /// Whether the prompt may be found in the KV cache, and be found there by others.
 pub(crate) fn shares_prefix(fields: &Fields<'_>) -> Result<bool, ApiError> {
     Ok(fields.flag("cache_prompt")?.unwrap_or(true))
+}
+
+/// How much the model is to reason: an effort by name, unless a budget of tokens leaves no room for any.
+pub(crate) fn reasoning(
+    fields: &Fields<'_>,
+    effort: Option<&str>,
+) -> Result<(ReasoningEffort, Option<usize>), ApiError> {
+    let effort = match effort {
+        None => ReasoningEffort::Default,
+        Some("none") => ReasoningEffort::Off,
+        Some(effort) => ReasoningEffort::Named(effort.to_owned()),
+    };
+    let budget = fields.integer("reasoning_budget_tokens")?.or(fields.integer("thinking_budget_tokens")?);
+    Ok(match budget {
+        Some(0) => (ReasoningEffort::Off, None),
+        Some(budget) => (effort, usize::try_from(budget).ok()),
+        None => (effort, None),
+    })
 }
 
 /// What the chunks of a stream have beside the answer.

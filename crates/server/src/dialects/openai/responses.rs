@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
 use super::logprobs::MAX_TOP_LOGPROBS;
-use super::request_fields::{check_stream, priority, shares_prefix, sse_ping};
+use super::request_fields::{check_stream, priority, reasoning, shares_prefix, sse_ping};
 use super::response_items::ResponseItem;
 use super::response_object::ResponseObject;
 use super::response_stream::ResponseStream;
@@ -18,7 +18,7 @@ use crate::constraint::Constraint;
 use crate::dialects::{format_fields, sampling_fields};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::generation::{AnswerSection, ChatPrompt, Choice, Generation, Prompt, ReasoningEffort};
+use crate::generation::{AnswerSection, ChatPrompt, Choice, Generation, Prompt};
 use crate::model::ServedModel;
 use crate::prompt::ends_with_assistant;
 use crate::stream::{self, StreamFormat};
@@ -66,22 +66,20 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
     let tools = response_input::tools(fields)?;
     let tool_choice = format_fields::tool_choice(fields, &tools)?;
     let continues = ends_with_assistant(&messages);
-    let reasoning = match fields.object("reasoning")?.map(|r| r.text("effort")).transpose()?.flatten() {
-        None => ReasoningEffort::Default,
-        Some("none") => ReasoningEffort::Off,
-        Some(effort) => ReasoningEffort::Named(effort.to_owned()),
-    };
+    let effort = fields.object("reasoning")?.map(|reasoning| reasoning.text("effort")).transpose()?.flatten();
+    let (reasoning, reasoning_budget) = reasoning(fields, effort)?;
     let variables = fields.map("chat_template_kwargs")?.cloned().unwrap_or_default();
     let chat = ChatPrompt { messages, tools, variables, continues, reasoning, ..ChatPrompt::default() };
     Ok(Generation {
         sampling: sampling_fields::sampling(fields, served)?,
-        max_tokens: sampling_fields::max_tokens(fields, &["max_output_tokens"], served)?,
+        max_tokens: sampling_fields::max_tokens(fields, &["max_output_tokens"], &[], served)?,
         stops: sampling_fields::stops(fields, "stop", served)?,
         logprobs: top_logprobs(fields)?,
         constraint: constraint(fields)?,
         constraint_field: Some("text.format"),
         tool_choice,
         parallel_tool_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
+        reasoning_budget,
         priority: priority(fields)?,
         shares_prefix: shares_prefix(fields)?,
         ..Generation::new(Prompt::Chat(chat))

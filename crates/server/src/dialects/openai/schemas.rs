@@ -27,8 +27,8 @@ fn common() -> Value {
 fn completion_fields() -> Value {
     json!({
         "n": count_between(1, MAX_CHOICES),
-        "max_tokens": integer(),
-        "max_completion_tokens": integer(),
+        "max_tokens": sampling_fields::limit_schema(-1),
+        "max_completion_tokens": sampling_fields::limit_schema(-1),
         "stop": texts(),
         "stream_options": request(&[], json!({ "include_usage": flag() }), []),
         "return_progress": flag(),
@@ -227,11 +227,12 @@ pub(super) fn response_request() -> Value {
     let own = json!({
         "input": any_of([text(), filled_list(item)]),
         "instructions": text(),
-        "max_output_tokens": integer(),
+        "max_output_tokens": count(),
         "tools": list(tool),
         "tool_choice": format_fields::tool_choice_schema(),
         "parallel_tool_calls": flag(),
         "reasoning": request(&[], json!({ "effort": text() }), []),
+        "reasoning_budget_tokens": integer(),
         "text": request(&[], json!({ "format": format }), []),
         "top_logprobs": count_between(0, MAX_TOP_LOGPROBS),
         "include": list(text()),
@@ -249,7 +250,7 @@ pub(super) fn response() -> Value {
         "error": nullable(&any_object()),
         "incomplete_details": nullable(&any_object()),
         "instructions": nullable(&text()),
-        "max_output_tokens": nullable(&integer()),
+        "max_output_tokens": nullable(&count()),
         "metadata": any_object(),
         "model": text(),
         "output": list(answer(json!({

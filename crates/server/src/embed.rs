@@ -1,0 +1,155 @@
+//! Embeddings: an encoder computes them on a thread of its own. Of a model that generates text, each text is a request of the
+//! engine, computed in parts beside the tokens of answers, so that a long text holds up no stream.
+
+use std::collections::HashMap;
+
+use quadriga_llm::Pooling;
+use quadriga_llm::serving::{Event, EventSink, Request, RequestId, Service};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::embedding::EmbeddingTask;
+use crate::error::{ApiError, ErrorKind};
+use crate::model::{InFlightGuard, ServedModel};
+
+/// The most texts of one request that are computed at a time, and the part of the engine's sequences that they may take: the
+/// rest stays for others.
+const MAX_AT_ONCE: usize = 16;
+const PART: usize = 4;
+
+/// Something that happened to a text.
+enum Note {
+    Submitted(Result<Vec<RequestId>, quadriga_llm::Error>),
+    Happened(Event),
+}
+
+/// Texts that are being embedded. Dropping it cancels what has not ended.
+struct Texts<'s> {
+    served: &'s ServedModel,
+    service: &'s Service,
+    client: u64,
+    pooling: Pooling,
+    sender: UnboundedSender<(usize, Note)>,
+    notes: UnboundedReceiver<(usize, Note)>,
+    /// Those that have not ended, by number. They have an id once they were accepted.
+    running: HashMap<usize, (Option<RequestId>, InFlightGuard)>,
+    vectors: Vec<Vec<f32>>,
+}
+
+impl ServedModel {
+    /// Computes embeddings of texts, or how well documents answer queries, for their tokens. `client` is whose share of the
+    /// engine they use.
+    pub async fn embed(
+        &self,
+        task: EmbeddingTask,
+        texts: Vec<Vec<u32>>,
+        client: u64,
+    ) -> Result<Vec<Vec<f32>>, ApiError> {
+        match (self.encoder_service(), task) {
+            (Some(encoder), _) => encoder.compute(task, texts).await,
+            (None, EmbeddingTask::Embed) => embed_beside(self, &texts, client).await,
+            (None, EmbeddingTask::Rank) => Err(quadriga_llm::Error::NoClassificationHead.into()),
+        }
+    }
+}
+
+/// The vectors of texts, computed beside answers.
+async fn embed_beside(
+    served: &ServedModel,
+    texts: &[Vec<u32>],
+    client: u64,
+) -> Result<Vec<Vec<f32>>, ApiError> {
+    let (sender, notes) = unbounded_channel();
+    let mut own = Texts {
+        served,
+        service: served.service()?,
+        client,
+        pooling: served.model.hyperparameters().pooling.unwrap_or(Pooling::Last),
+        sender,
+        notes,
+        running: HashMap::new(),
+        vectors: texts.iter().map(|_| Vec::new()).collect(),
+    };
+    let most = (served.options.engine.sequences / PART).clamp(1, MAX_AT_ONCE);
+    let mut left: Vec<(usize, &Vec<u32>)> = texts.iter().enumerate().rev().collect();
+    let mut is_full = false;
+    loop {
+        while own.running.len() < most
+            && !is_full
+            && let Some((number, text)) = left.pop()
+        {
+            own.submit(number, text.clone())?;
+        }
+        if own.running.is_empty() {
+            return Ok(std::mem::take(&mut own.vectors));
+        }
+        let (number, note) = own.notes.recv().await.ok_or(quadriga_llm::Error::ServiceStopped)?;
+        match note {
+            Note::Submitted(Ok(ids)) => own.note_accepted(number, &ids),
+            // It is tried again when another one of these has ended.
+            Note::Submitted(Err(quadriga_llm::Error::QueueFull { .. })) if own.running.len() > 1 => {
+                own.running.remove(&number);
+                left.extend(texts.get(number).map(|text| (number, text)));
+                is_full = true;
+            }
+            Note::Submitted(Err(error)) => return Err(error.into()),
+            Note::Happened(event) => is_full &= !own.take(number, event)?,
+        }
+    }
+}
+
+impl Texts<'_> {
+    fn submit(&mut self, number: usize, text: Vec<u32>) -> Result<(), ApiError> {
+        let flight = self.served.note_in_flight(text.len());
+        let (events, reply) = (self.sender.clone(), self.sender.clone());
+        let request = Request { embedding: Some(self.pooling), client: self.client, ..Request::new(text) };
+        let sink: EventSink = Box::new(move |event| events.send((number, Note::Happened(event))).is_ok());
+        self.service.submit_to(vec![(request, sink)], move |ids| {
+            reply.send((number, Note::Submitted(ids))).is_ok()
+        })?;
+        self.running.insert(number, (None, flight));
+        Ok(())
+    }
+
+    fn note_accepted(&mut self, number: usize, ids: &[RequestId]) {
+        if let Some((id, _)) = self.running.get_mut(&number) {
+            *id = ids.first().copied();
+        }
+    }
+
+    /// Takes in what happened to a text; whether it has ended.
+    fn take(&mut self, number: usize, event: Event) -> Result<bool, ApiError> {
+        match event {
+            Event::Embedding { vector } => {
+                if let Some(place) = self.vectors.get_mut(number) {
+                    *place = vector;
+                }
+                Ok(false)
+            }
+            Event::Finished(_) => Ok(self.running.remove(&number).is_some()),
+            Event::Failed(error) => {
+                self.running.remove(&number);
+                self.served.note_failure(&error);
+                let message = format!("text {number} cannot be embedded: {error}");
+                Err(ApiError::new(ErrorKind::Internal, message))
+            }
+            Event::Progress { .. } | Event::Prompt { .. } | Event::Token { .. } => Ok(false),
+        }
+    }
+}
+
+impl Drop for Texts<'_> {
+    fn drop(&mut self) {
+        // Whatever is submitted after this finds nobody, and ends there.
+        self.notes.close();
+        while let Ok((number, note)) = self.notes.try_recv() {
+            match note {
+                Note::Submitted(Ok(ids)) => self.note_accepted(number, &ids),
+                Note::Happened(Event::Finished(_) | Event::Failed(_)) => {
+                    self.running.remove(&number);
+                }
+                _ => {}
+            }
+        }
+        self.running.values().filter_map(|(id, _)| *id).for_each(|id| self.service.cancel(id));
+    }
+}

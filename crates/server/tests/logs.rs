@@ -1,0 +1,71 @@
+//! What is logged of a request.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex};
+
+use crate::common::{Setup, TestServer, hello, json, with};
+use quadriga_server::{App, Keys, Limits, ModelRegistry};
+use quadriga_sim::{FaultPoint, Sim};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// The lines that this program logs.
+static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Keeps the fields of events as `name=value`.
+struct Keeper;
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0.push_str(&format!("{}={value:?} ", field.name()));
+    }
+}
+
+impl Subscriber for Keeper {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("quadriga_server::passage")
+    }
+
+    fn new_span(&self, _span: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _span: &Id, _values: &Record<'_>) {}
+
+    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        LINES.lock().unwrap().push(line.0);
+    }
+
+    fn enter(&self, _span: &Id) {}
+
+    fn exit(&self, _span: &Id) {}
+}
+
+/// A stream that failed after its first byte has a status of success, and its line in the log says that it failed, and why.
+#[test]
+fn a_stream_that_fails_is_logged_with_its_error() {
+    tracing::subscriber::set_global_default(Keeper).unwrap();
+    // The name is in the error, by which its line is found among those of other tests.
+    let sim = Sim::new("sim:logged").device();
+    let registry = ModelRegistry::with(Setup::default().served_on("small", Arc::clone(&sim) as _));
+    let server = TestServer::of(App::new(registry, Keys::default(), Limits::default()));
+    let body = with(hello(), json!({ "max_tokens": 400, "stream": true }));
+    let mut stream = server.client().stream("/v1/chat/completions", &body);
+    assert!(stream.chunk().is_some());
+    sim.lose(FaultPoint::Run, 1);
+    assert!(stream.answer().text().contains("sim:logged"));
+    // When it has ended, everything is logged.
+    drop(server);
+    let lines = LINES.lock().unwrap();
+    let line = lines.iter().find(|line| line.contains("sim:logged")).expect("no line about the error");
+    assert!(line.contains("status=200") && line.contains("error=") && line.contains("lost"), "{line}");
+    assert!(line.contains("the stream ended with an error"), "{line}");
+}
