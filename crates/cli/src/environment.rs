@@ -9,7 +9,6 @@ const SWITCHES: &[&str] = &[
     "QUADRIGA_CUDA_FUSE",
     "QUADRIGA_CUDA_BLAS",
     "QUADRIGA_CUDA_GAPS",
-    "QUADRIGA_CUDA_TRIAL",
 ];
 
 /// Where the CUDA backend's kernels come from.

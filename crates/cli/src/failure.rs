@@ -18,6 +18,11 @@ pub(crate) enum Failure {
     Interrupted,
     /// The reader of standard output closed it, as `head` does. Exit code 0.
     ClosedOutput,
+    /// A rank was lost while the model was served: a supervisor starts the ranks again. Exit code 75, as `sysexits.h` has it for
+    /// what may succeed later.
+    Lost(String),
+    /// A rank after the first has done its part. Exit code 0.
+    Followed,
 }
 
 /// The result of a command.
@@ -32,9 +37,10 @@ impl Failure {
     /// What went wrong, in words.
     pub(crate) fn text(&self) -> &str {
         match self {
-            Failure::Message(text) | Failure::Usage(text) => text,
+            Failure::Message(text) | Failure::Usage(text) | Failure::Lost(text) => text,
             Failure::Interrupted => "interrupted",
             Failure::ClosedOutput => "the output was closed",
+            Failure::Followed => "the first rank has ended",
         }
     }
 
@@ -43,8 +49,9 @@ impl Failure {
         let (text, code) = match self {
             Failure::Message(text) => (text, 1),
             Failure::Usage(text) => (text, 2),
+            Failure::Lost(text) => (text, 75),
             Failure::Interrupted => return crate::interrupt::EXIT_CODE,
-            Failure::ClosedOutput => return 0,
+            Failure::ClosedOutput | Failure::Followed => return 0,
         };
         let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         note!("quadriga: {}", lines.join(" · "));

@@ -4,11 +4,16 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use quadriga_models::hub::RepositoryName;
+
 /// The first bytes that are looked at.
 const START: usize = 32;
 
-/// What to do with a file that is no GGUF file, where its first bytes tell what it is.
+/// What to do with a file that is no GGUF file, where its first bytes tell what it is, or that is not there.
 pub(crate) fn hint(path: &Path) -> Option<&'static str> {
+    if !path.exists() && path.to_str().is_some_and(|text| text.parse::<RepositoryName>().is_ok()) {
+        return Some("a model of the hub is given as -hf ORG/REPO, and `quadriga pull` prints its path");
+    }
     let mut start = Vec::new();
     File::open(path).ok()?.take(START as u64).read_to_end(&mut start).ok()?;
     of_bytes(&start)

@@ -33,6 +33,8 @@ pub(crate) const SPELLINGS: &[(&str, &str)] = &[
     ("-tb", "--threads-batch"),
     ("-rea", "--reasoning"),
     ("--hidethinking", "--reasoning=hide"),
+    ("-ofreq", "--save-every"),
+    ("--print-supported-models", "--classes"),
 ];
 
 /// An option whose value may be missing, so that it is joined to the name before the prompt could be taken for it.
@@ -73,6 +75,7 @@ pub(crate) const LISTS: &[(&str, &str)] =
 const FILTERS: &str = "--top-p, --min-p and --typical limit the choice of tokens";
 const ORDER: &str = "the order of samplers is fixed; each has an option that turns it off";
 const ROPE: &str = "RoPE is as the model file says";
+const TWO_MODELS: &str = "`quadriga compare A B -f TEXT` runs both models and prints their KL divergence";
 const VISION: &str = "vision and audio are not supported, only text";
 const DEVICES: &str = "--device LIST names the devices, -ngl the number of layers on them";
 
@@ -113,6 +116,14 @@ pub(crate) const UNSUPPORTED: &[(&str, &str)] = &[
     ("--mmproj-url", VISION),
     ("-mm", VISION),
     ("--audio", VISION),
+    ("--kl-divergence", TWO_MODELS),
+    ("--kl-divergence-base", TWO_MODELS),
+    (
+        "--show-statistics",
+        "an importance matrix is a GGUF file, which `quadriga inspect --tensors FILE` lists",
+    ),
+    ("--output-format", "importance matrices are written as GGUF, which llama.cpp's tools read, too"),
+    ("--vocab-only", "files with a vocabulary and no weights are not written"),
 ];
 
 /// Commands of Ollama and others, each with what there is instead.

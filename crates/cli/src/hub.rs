@@ -61,7 +61,7 @@ impl HubAccess<'_> {
                 None => Err(HubError::NotCached { name: name.to_string() }.into()),
             },
             // Another quantization may be on the hub.
-            Err(HubError::NoQuant { .. }) if !offline => self.pull(&name, fits),
+            Err(HubError::QuantNotCached { .. }) if !offline => self.pull(&name, fits),
             Ok(None) => self.pull(&name, fits),
             Err(error) => Err(error.into()),
         }
@@ -77,7 +77,7 @@ impl HubAccess<'_> {
                 Some(file) => return Ok((file.path, None)),
                 None => return Err(HubError::NotCached { name: name.to_string() }.into()),
             },
-            Err(HubError::NoQuant { .. }) if !settings.offline => {}
+            Err(HubError::QuantNotCached { .. }) if !settings.offline => {}
             Ok(None) => {}
             Err(error) => return Err(error.into()),
         }
@@ -144,7 +144,7 @@ impl HubAccess<'_> {
         }
     }
 
-    /// The model of a repository that was asked for, else the best that fits.
+    /// The model of a repository that was asked for; where no type was, or one that is not there, the best that fits.
     fn choose(
         &self,
         hub: &Hub,
@@ -157,9 +157,6 @@ impl HubAccess<'_> {
             return Ok(found.clone());
         }
         let labels = || all.iter().map(|choice| choice.quant.as_str()).collect::<Vec<_>>().join(", ");
-        if let Some(quant) = name.quant().filter(|_| !all.is_empty() && !self.quiet) {
-            note!("quadriga: {} has no {quant}; there are {}", name.path(), labels());
-        }
         let has_quantized = all.iter().any(|choice| !choice.is_unquantized());
         let mut smallest = None;
         let mut counted = 0;
@@ -168,7 +165,15 @@ impl HubAccess<'_> {
             smallest = Some(choice);
             let folder = temporary_folder()?;
             if fits(&hub.outline(listing, choice, folder.path())?)? {
-                if all.len() > 1 && !self.quiet {
+                if let Some(quant) = name.quant() {
+                    // Also where the user wants silence: it is another model than was asked for.
+                    note!(
+                        "quadriga: {} has no {quant}, only {}: {} is taken, the best of them that fits in this machine's memory",
+                        name.path(),
+                        labels(),
+                        choice.quant
+                    );
+                } else if all.len() > 1 && !self.quiet {
                     note!(
                         "quadriga: {} is the best of {} that fits in this machine's memory; {}:QUANT chooses another",
                         choice.quant,

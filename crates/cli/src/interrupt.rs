@@ -43,6 +43,12 @@ pub(crate) fn catch() -> CtrlC {
     CtrlC(())
 }
 
+/// Catches Ctrl-C to the end of the process, for a stage that has a handler of its own: the one here runs on a thread, perhaps only
+/// after that stage has ended because of the same Ctrl-C.
+pub(crate) fn catch_to_the_end() {
+    std::mem::forget(catch());
+}
+
 /// Catches Ctrl-C until the guard is dropped, and sets a cancellation flag when it comes.
 pub(crate) fn catch_and_cancel(flag: Arc<AtomicBool>) -> CtrlC {
     set_cancel_flag(Some(flag));

@@ -39,6 +39,7 @@ mod penalty_options;
 mod piped_input;
 mod placement_options;
 mod prompt_cache;
+mod ranks;
 mod recording;
 mod serving_options;
 mod similar;
@@ -55,7 +56,7 @@ use crate::commands::{
     batch, bench, chat, check, compare, convert, devices, embed, eval, imatrix, inspect, lora_merge, neurons,
     perplexity, plan, pull, quantize, run, serve, split, synth,
 };
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
 
 /// Run language models on several processors at once.
 #[derive(Parser)]
@@ -126,6 +127,19 @@ enum Command {
 }
 
 impl Command {
+    /// Whether several ranks can run the command together, and how many seconds a rank may be silent.
+    fn ranks(&self) -> (bool, Option<u64>) {
+        match self {
+            Command::Run(arguments) => (true, arguments.model.rank_timeout),
+            Command::Chat(arguments) => (true, arguments.model.rank_timeout),
+            Command::Bench(arguments) => (arguments.has_one_engine(), arguments.model.rank_timeout),
+            Command::Eval(arguments) => (true, arguments.model.rank_timeout),
+            Command::Serve(arguments) => (true, arguments.model.rank_timeout),
+            Command::Batch(arguments) => (true, arguments.model.rank_timeout),
+            _ => (false, None),
+        }
+    }
+
     /// Whether the command was given `-q`.
     fn is_quiet(&self) -> bool {
         match self {
@@ -174,9 +188,11 @@ pub fn main_with_args(line: impl IntoIterator<Item = OsString>) -> u8 {
         if !arguments.command.is_quiet() {
             kernel_progress::install();
         }
+        let (able, silence) = arguments.command.ranks();
+        ranks::start(able, silence)?;
         execute(&arguments.command).map(|()| 0)
     });
-    outcome.unwrap_or_else(Failure::report)
+    ranks::end(outcome)
 }
 
 fn execute(command: &Command) -> Outcome {

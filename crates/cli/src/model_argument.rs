@@ -4,8 +4,10 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use quadriga_models::hub::RepositoryName;
+
 use crate::failure::{Failure, Outcome};
-use crate::model_options::ModelOptions;
+use crate::model_options::{ModelOptions, is_default};
 
 /// The first bytes of a GGUF file.
 const MAGIC: [u8; 4] = *b"GGUF";
@@ -32,7 +34,7 @@ const FAMILIES: &[&str] = &[
 ];
 
 /// The model's options and the texts. Without `-m`, a first text that is a GGUF file, or looks like the path of one, is the
-/// model.
+/// model, and so is a repository of the hub whose name ends in -GGUF.
 ///
 /// # Errors
 /// If the first text looks like the name of a model that is not a file: it would become part of a prompt to the default
@@ -43,10 +45,14 @@ pub(crate) fn split<'t>(
 ) -> Outcome<(ModelOptions, &'t [String])> {
     match texts.split_first() {
         Some((first, rest)) if !options.has_file() => {
-            if is_model_file(first) {
+            let is_named = !rest.is_empty() && is_default(Path::new(first));
+            if is_named || is_model_file(first) {
                 return Ok((options.with_file(Some(Path::new(first))), rest));
             }
-            match mistaken(first, !rest.is_empty()) {
+            if is_gguf_repository(first) && !Path::new(first).exists() {
+                return Ok((options.with_repository(first), rest));
+            }
+            match mistaken(first, rest) {
                 Some(problem) => Err(Failure::Usage(format!(
                     "{first} {problem}; a model is named by its .gguf file or by -hf ORG/REPO, a text that begins so is given with -p"
                 ))),
@@ -75,14 +81,28 @@ fn has_magic(path: &Path) -> bool {
 }
 
 /// Why a first text, which other texts may follow, is probably meant as a model.
-fn mistaken(text: &str, others: bool) -> Option<&'static str> {
+fn mistaken(text: &str, others: &[String]) -> Option<&'static str> {
     if text.contains(char::is_whitespace) {
         return None;
     }
-    if others && Path::new(text).is_file() {
+    if !others.is_empty() && Path::new(text).is_file() {
         return Some("is not a GGUF file");
     }
-    looks_like_model(text).then_some("is neither a GGUF file nor a text, it seems")
+    // Several words of a prompt are written without quotes, or all of them are in quotes.
+    let quoted = others.iter().any(|other| other.contains(char::is_whitespace));
+    (looks_like_model(text) || (quoted && is_repository(text)))
+        .then_some("is neither a GGUF file nor a text, it seems")
+}
+
+/// Whether a word is spelled as a repository of the hub: `ORG/REPO`, `ORG/REPO:QUANT`.
+fn is_repository(word: &str) -> bool {
+    word.parse::<RepositoryName>().is_ok()
+}
+
+/// Whether it is one of GGUF files by its name.
+fn is_gguf_repository(word: &str) -> bool {
+    let name = word.parse::<RepositoryName>();
+    name.is_ok_and(|name| name.name().to_ascii_lowercase().ends_with("-gguf"))
 }
 
 /// Whether a word is spelled as models are: `llama3.2`, `gemma3:4b`, `owner/name-7B`, `./models/x`.
@@ -150,5 +170,15 @@ mod tests {
         ] {
             assert!(!looks_like_model(word), "{word}");
         }
+        for (words, is_model) in [
+            (&["org/name", "What is gravity?"][..], true),
+            (&["and/or"], false),
+            (&["and/or", "hi"], false),
+            (&["TCP/IP", "explained", "briefly"], false),
+        ] {
+            let rest: Vec<String> = words[1..].iter().map(|word| (*word).to_owned()).collect();
+            assert_eq!(mistaken(words[0], &rest).is_some(), is_model, "{words:?}");
+        }
+        assert!(is_gguf_repository("org/tiny-GGUF:Q4_0") && !is_gguf_repository("and/or"));
     }
 }

@@ -13,7 +13,9 @@ use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, NumaMode, PlacedMo
 use quadriga_llm::serving::{Batcher, BatcherOptions};
 use quadriga_llm::{
     Embedder, EmbedderOptions, Engine, EngineOptions, Generator, GeneratorOptions, Model, NeuronCounts,
+    Parallelism,
 };
+use quadriga_models::hub::DEFAULT;
 use quadriga_runtime::{BackendBytes, Progress};
 use quadriga_view::format::plural;
 
@@ -21,12 +23,12 @@ use crate::failure::{Failure, Outcome};
 use crate::hub::HubAccess;
 use crate::llama_options::LlamaOptions;
 use crate::placement_options::{DEVICE, PlacementOptions};
-use crate::{backends, fetch, file_hint, interrupt, known_limits, lora, size, values};
+use crate::{backends, fetch, file_hint, interrupt, known_limits, lora, ranks, size, values};
 
 /// Options of the model and the devices.
 #[derive(Clone, clap::Args)]
 pub(crate) struct ModelOptions {
-    /// GGUF file; of a split model, any of its parts [default: SmolLM2 135M]
+    /// GGUF file; of a split model, any of its parts; or the word default [default: SmolLM2 135M]
     #[arg(short, long, value_name = "FILE", help_heading = MODEL)]
     model: Option<PathBuf>,
     /// Read the file into memory instead of mapping it; it may change on disk then
@@ -57,6 +59,13 @@ pub(crate) struct ModelOptions {
     /// numactl chose
     #[arg(long, value_name = "MODE", value_parser = NumaMode::from_str, help_heading = DEVICE)]
     numa: Option<NumaMode>,
+    /// How the ranks that mpirun started divide the model: tensor (heads, columns and experts of each layer), pipeline (layers), both
+    /// (tensor=N,pipeline=M), or auto
+    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = Parallelism::from_str, help_heading = DEVICE)]
+    pub(crate) parallelism: Parallelism,
+    /// Seconds without a heartbeat after which a rank is lost [default: 10]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3600), help_heading = DEVICE)]
+    pub(crate) rank_timeout: Option<u64>,
     /// Maximum number of tokens per batch [default: 512, or up to 4096 where weights are streamed to the GPU]
     #[arg(
         short,
@@ -163,6 +172,8 @@ pub(crate) struct BackendMemory {
     bytes: BackendBytes,
     /// Bytes of slots for experts of the CPU, which are part of the weights.
     expert_slots: u64,
+    /// Bytes for experts that are on their way to a slot, which are not.
+    expert_staging: u64,
 }
 
 /// A model whose file is open and whose largest batch is planned; its weights are not loaded yet.
@@ -195,6 +206,8 @@ impl ModelOptions {
             context: 0,
             threads,
             numa: None,
+            parallelism: Parallelism::AUTO,
+            rank_timeout: None,
             batch: None,
             placement: PlacementOptions::new(if device == "cpu" {
                 GpuLayers::Count(0)
@@ -243,6 +256,11 @@ impl ModelOptions {
         ModelOptions { model: file.map(std::path::Path::to_owned).or(self.model.clone()), ..self.clone() }
     }
 
+    /// The same options with a model of the hub that was given without `-hf`.
+    pub(crate) fn with_repository(&self, name: &str) -> ModelOptions {
+        ModelOptions { hf_repo: Some(name.to_owned()), ..self.clone() }
+    }
+
     /// The same options with another number of layers on the GPU.
     pub(crate) fn with_gpu_layers(&self, layers: GpuLayers) -> ModelOptions {
         ModelOptions { placement: self.placement.with_gpu_layers(layers), ..self.clone() }
@@ -262,17 +280,22 @@ impl ModelOptions {
 
     /// The file given with `-m`.
     pub(crate) fn file(&self) -> Option<&std::path::Path> {
-        self.model.as_deref()
+        self.model.as_deref().filter(|path| !is_default(path))
     }
 
     /// The repository given with `-hf`.
     pub(crate) fn repository(&self) -> Option<&str> {
-        self.hf_repo.as_deref()
+        self.hf_repo.as_deref().filter(|name| *name != DEFAULT)
     }
 
     /// The same options for another model: neither `-hf` nor the adapters are meant for it.
     pub(crate) fn of_other_file(&self, file: &std::path::Path) -> ModelOptions {
         ModelOptions { model: Some(file.to_owned()), hf_repo: None, lora: Vec::new(), ..self.clone() }
+    }
+
+    /// Whether `--lora` was given.
+    pub(crate) fn has_adapters(&self) -> bool {
+        !self.lora.is_empty()
     }
 
     /// Whether a model was given with `-m` or `-hf`.
@@ -288,10 +311,10 @@ impl ModelOptions {
 
     /// The model's path; downloads the default model if it is not cached.
     fn path(&self) -> Outcome<PathBuf> {
-        if let Some(name) = &self.hf_repo {
+        if let Some(name) = self.hf_repo.as_ref().filter(|name| *name != DEFAULT) {
             return self.hub_path(name);
         }
-        match &self.model {
+        match self.model.as_ref().filter(|path| !is_default(path)) {
             Some(path) => Ok(path.clone()),
             None => {
                 let ctrl_c = interrupt::catch();
@@ -367,7 +390,14 @@ impl ModelOptions {
                 .with_adapters(&adapters)
                 .map_err(|error| Failure::Message(format!("--lora: {error}")))?;
         }
+        let model = ranks::divide(model, self.parallelism, self.quiet)?;
         Ok((model, started.elapsed()))
+    }
+
+    /// Opens the devices that the options name.
+    pub(crate) fn open_devices(&self) -> Outcome<Devices> {
+        let cpu = CpuOptions { threads: self.threads.or_else(ranks::default_threads), numa: self.numa };
+        backends::open(&self.device, cpu, self.quiet)
     }
 
     /// Places the layers of an opened model and plans the largest batch.
@@ -407,10 +437,9 @@ impl ModelOptions {
             });
         }
         let started = Instant::now();
-        let cpu = CpuOptions { threads: self.threads, numa: self.numa };
         let devices = match devices {
             Some(devices) => devices,
-            None => backends::open(&self.device, cpu, self.quiet)?,
+            None => self.open_devices()?,
         };
         if let Some(mode) = self.numa.filter(|_| devices.cpu().numa().is_none() && !self.quiet) {
             note!("quadriga: --numa {mode} has no effect: this machine has one NUMA node");
@@ -458,6 +487,11 @@ impl ModelOptions {
     }
 }
 
+/// Whether a path is the name of the default model, as `pull`, `show` and `rm` have it, and no file of that name.
+pub(crate) fn is_default(path: &std::path::Path) -> bool {
+    path == std::path::Path::new(DEFAULT) && !path.exists()
+}
+
 /// Adds the path to errors about a file's contents that do not name it, and what the file is if it is no model.
 fn name_file(error: quadriga_llm::Error, path: &std::path::Path) -> Failure {
     let text = error.to_string();
@@ -478,6 +512,13 @@ impl Prepared {
 
     /// Loads the weights into an engine. Returns it with the seconds since the start of [`ModelOptions::prepare`].
     pub(crate) fn engine(&self) -> Outcome<(Engine, f64)> {
+        if ranks::follows() {
+            return Err(ranks::follow(|| Ok(self.load_engine()?.0.follow()?)));
+        }
+        self.load_engine()
+    }
+
+    fn load_engine(&self) -> Outcome<(Engine, f64)> {
         let options = self.options.clone();
         self.load(|progress| Engine::new(self.model.clone(), &self.placed.scheduler, options, progress))
     }
@@ -510,6 +551,9 @@ impl Prepared {
     /// Loads the weights into a text generator. Returns it with the seconds since the start of
     /// [`ModelOptions::prepare`].
     pub(crate) fn generator(&self, options: GeneratorOptions) -> Outcome<(Generator, f64)> {
+        if ranks::follows() {
+            return Err(ranks::follow(|| Ok(self.load_engine()?.0.follow()?)));
+        }
         let options = GeneratorOptions { engine: self.options.clone(), ..options };
         let (mut generator, seconds) = self
             .load(|progress| Generator::on(self.model.clone(), &self.placed.scheduler, options, progress))?;
@@ -535,7 +579,13 @@ impl Prepared {
     /// Loads the weights into a batcher. Returns it with the seconds since the start of [`ModelOptions::prepare`].
     pub(crate) fn batcher(&self, options: BatcherOptions) -> Outcome<(Batcher, f64)> {
         let options = BatcherOptions { engine: self.options.clone(), ..options };
-        self.load(|progress| Batcher::new(self.model.clone(), &self.placed.scheduler, options, progress))
+        let load = || {
+            self.load(|progress| Batcher::new(self.model.clone(), &self.placed.scheduler, options, progress))
+        };
+        if ranks::follows() {
+            return Err(ranks::follow(|| Ok(load()?.0.follow_ranks()?)));
+        }
+        load()
     }
 
     /// Loads the weights into an embedder. Returns it with the seconds since the start of [`ModelOptions::prepare`].
@@ -569,9 +619,15 @@ impl Prepared {
 
     /// The memory of each device that the model takes.
     pub(crate) fn backend_memory(&self) -> Vec<BackendMemory> {
-        let slots = |number: usize| self.placed.expert_slot_bytes.get(number).copied().unwrap_or(0);
+        let (slots, staging) = (&self.placed.expert_slot_bytes, &self.placed.expert_staging_bytes);
+        let of = |all: &[u64], number: usize| all.get(number).copied().unwrap_or(0);
         let all = self.placed.forecast.bytes().into_iter().enumerate();
-        all.map(|(number, bytes)| BackendMemory { bytes, expert_slots: slots(number) }).collect()
+        all.map(|(number, bytes)| BackendMemory {
+            bytes,
+            expert_slots: of(slots, number),
+            expert_staging: of(staging, number),
+        })
+        .collect()
     }
 
     /// The memory of each device that the model takes, as text.

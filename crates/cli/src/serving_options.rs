@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use quadriga_graph::PAGE_SLOTS;
+use quadriga_graph::{DType, PAGE_SLOTS};
+use quadriga_llm::placement::Devices;
 use quadriga_llm::serving::{Batcher, BatcherOptions, CacheFile};
 use quadriga_llm::{EngineOptions, Model};
 
@@ -30,7 +31,7 @@ pub(crate) struct ServingOptions {
         help_heading = SERVING
     )]
     pub(crate) parallel: usize,
-    /// KV cache in tokens, all requests together [default: 16384, or what all of them need if that is less]
+    /// KV cache in tokens, all requests together [default: 16384 or the context if that is more, or what all of them need if that is less]
     #[arg(
         long,
         value_name = "N",
@@ -118,10 +119,15 @@ impl ServingOptions {
         Ok((batcher, seconds))
     }
 
-    /// The batcher's options for a model.
-    pub(crate) fn batcher(&self, model: &Model, engine: EngineOptions) -> Outcome<BatcherOptions> {
+    /// The batcher's options for a model on devices.
+    pub(crate) fn batcher(
+        &self,
+        model: &Model,
+        engine: EngineOptions,
+        devices: &Devices,
+    ) -> Outcome<BatcherOptions> {
         let options = BatcherOptions {
-            engine: paged(model, engine, self.parallel, self.kv_tokens)?,
+            engine: paged(model, engine, self.parallel, self.kv_tokens, devices)?,
             cache_ram: self.cache_ram,
             cache_file: self.cache_file.clone().map(|path| CacheFile { path, bytes: self.cache_file_size }),
             lookup: self.lookup,
@@ -134,14 +140,22 @@ impl ServingOptions {
     }
 }
 
-/// Engine options with a KV cache in pages for so many sequences.
+/// Engine options with a KV cache in pages for so many sequences. A context that is left open (0) is what the model was trained
+/// with, or less where memory is short.
 pub(crate) fn paged(
     model: &Model,
     engine: EngineOptions,
     parallel: usize,
     kv_tokens: Option<usize>,
+    devices: &Devices,
 ) -> Outcome<EngineOptions> {
-    let one = EngineOptions { sequences: 1, pages: 0, ..engine.clone() }.resolve(model)?;
+    let mut one = EngineOptions { sequences: 1, pages: 0, ..engine.clone() }.resolve(model)?;
+    // Ranks have to agree, and their memory differs.
+    if engine.context == 0 && model.ranks().is_none() {
+        let trained = model.hyperparameters().context;
+        let room = kv_tokens.unwrap_or_else(|| DEFAULT_TOKENS.max(tokens_in_memory(model, &engine, devices)));
+        one.context = trained.min(room.max(one.context));
+    }
     let all = one.context.saturating_mul(parallel);
     let tokens = kv_tokens.unwrap_or_else(|| all.min(DEFAULT_TOKENS.max(one.context)));
     Ok(EngineOptions {
@@ -150,4 +164,19 @@ pub(crate) fn paged(
         context: one.context,
         ..engine
     })
+}
+
+/// The tokens whose keys and values take half of the memory that is free beside the weights.
+fn tokens_in_memory(model: &Model, engine: &EngineOptions, devices: &Devices) -> usize {
+    let free: u64 = devices.backends().iter().filter_map(|backend| backend.device().free_bytes).sum();
+    let room = free.saturating_sub(model.file().byte_len()) / 2;
+    let bytes = |dtype: DType, width: usize| dtype.row_bytes(width).unwrap_or(0) as u64;
+    let own = model.hyperparameters().layers.iter();
+    let own = own.filter(|layer| layer.attention && layer.shares_cache_of.is_none());
+    let token: u64 = own
+        .map(|layer| {
+            bytes(engine.cache_keys, layer.key_width()) + bytes(engine.cache_values, layer.value_width())
+        })
+        .sum();
+    usize::try_from(room / token.max(1)).unwrap_or(usize::MAX)
 }

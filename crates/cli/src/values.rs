@@ -123,6 +123,14 @@ pub(crate) fn not_empty(text: &str) -> Result<String, String> {
     if text.is_empty() { Err("must not be empty".to_owned()) } else { Ok(text.to_owned()) }
 }
 
+/// A number of things, of which 0 and, as llama.cpp has it, -1 mean all.
+pub(crate) fn count_or_all(text: &str) -> Result<usize, String> {
+    match text {
+        "-1" => Ok(0),
+        _ => text.parse().map_err(|_| "must be a whole number, 0 for all".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

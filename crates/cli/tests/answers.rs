@@ -1,9 +1,7 @@
 //! Output of `quadriga run` and `quadriga chat`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Fixture, output, output_with_input, quadriga};
+use crate::common::{Fixture, output, output_with_input, quadriga};
 use serde_json::Value;
 
 #[test]
@@ -210,7 +208,7 @@ fn a_full_context_ends_an_answer_with_a_warning() {
     let output = output(&mut fixture.command("run", &["hello", "-c", "16", "--temp", "0", "-q"])).success();
     assert!(output.err.contains("the context of 16 tokens is full"), "{output:?}");
     let flags = ["hello", "-c", "16", "--temp", "0", "-q", "--json"];
-    let json = common::output(&mut fixture.command("run", &flags)).success().out;
+    let json = crate::common::output(&mut fixture.command("run", &flags)).success().out;
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["finish"], "context");
     // 5 tokens of the prompt and 11 of the answer fill the context; one more was sampled.

@@ -1,12 +1,10 @@
 //! Invalid input: an error of one line with a remedy, and the right exit code.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::io::Read;
 use std::process::Stdio;
 
-use common::{Fixture, output, output_with_input, quadriga};
+use crate::common::{Fixture, output, output_with_input, quadriga};
 use quadriga_gguf::{File, OwnedValue, Writer};
 use quadriga_graph::DType;
 
@@ -221,7 +219,6 @@ fn invalid_option_values_exit_with_code_2() {
         ("QUADRIGA_CUDA_FUSE", "no"),
         ("QUADRIGA_CUDA_BLAS", "2"),
         ("QUADRIGA_CUDA_GAPS", "yes"),
-        ("QUADRIGA_CUDA_TRIAL", "yes"),
         ("QUADRIGA_CUDA_KERNELS", "nvcc"),
         ("QUADRIGA_ISA", "mmx"),
     ] {

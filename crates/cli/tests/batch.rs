@@ -1,12 +1,10 @@
 //! `quadriga batch`: requests in, results out, in their order, also after an interruption.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 
-use common::{Fixture, output, output_with_input};
+use crate::common::{Fixture, output, output_with_input};
 use serde_json::{Value, json};
 
 fn lines(values: &[Value]) -> String {

@@ -1,9 +1,7 @@
 //! Lists, formats and encoders of `quadriga bench`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Fixture, output};
+use crate::common::{Fixture, output};
 use serde_json::Value;
 
 #[test]

@@ -1,9 +1,7 @@
 //! Conversations with `quadriga chat`, piped into the command.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{CommandOutput, Fixture, output, output_with_input};
+use crate::common::{CommandOutput, Fixture, output, output_with_input};
 use quadriga_gguf::File;
 use serde_json::Value;
 

@@ -1,9 +1,7 @@
 //! Answers under a JSON schema or a grammar: options of `run` and `chat`, and fields of `batch`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Fixture, output, output_with_input};
+use crate::common::{Fixture, output, output_with_input};
 use serde_json::{Value, json};
 
 const SCHEMA: &str = r#"{"type": "object", "properties": {"city": {"type": "string", "maxLength": 8},

@@ -1,9 +1,7 @@
 //! `quadriga embed`: embeddings, similarity, rankings and what it refuses.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Fixture, output, output_with_input, quadriga};
+use crate::common::{Fixture, output, output_with_input, quadriga};
 use serde_json::Value;
 
 fn json(text: &str) -> Value {

@@ -1,12 +1,10 @@
 //! The default model compared with exact results: float64 activations with the same weights.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use common::{data, output, quadriga};
+use crate::common::{data, output, quadriga};
 use serde_json::Value;
 
 /// Nats between the best two tokens below which either may be the argmax.

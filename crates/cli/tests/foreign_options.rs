@@ -1,9 +1,7 @@
 //! Options and commands of llama.cpp and Ollama: understood, or refused with what there is instead.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Fixture, output, quadriga};
+use crate::common::{Fixture, output, quadriga};
 use serde_json::Value;
 
 fn run(fixture: &Fixture, flags: &[&str]) -> Value {
@@ -69,4 +67,40 @@ fn templates_and_system_prompts_come_from_files() {
     output(&mut fixture.command("run", &["hi", "-sysf", "no/such/file"])).failed(1, &["no/such/file"]);
     std::fs::write(&file, "{% for %}").unwrap();
     output(fixture.command("run", &["hi"]).args(template)).failed(1, &["chat template"]);
+}
+
+#[test]
+fn spellings_of_the_model_tools_are_understood_or_answered() {
+    let fixture = Fixture::new(&[]);
+    let model = fixture.model.to_str().unwrap();
+    let text = fixture.path("text.txt");
+    std::fs::write(&text, "The quick brown fox jumps over the lazy dog. ".repeat(4)).unwrap();
+    let text = text.to_str().unwrap();
+    let [matrix, part, whole] = ["i.gguf", "part", "whole.gguf"].map(|name| fixture.path(name));
+    let [matrix, part, whole] = [&matrix, &part, &whole].map(|path| path.to_str().unwrap());
+    let flags = ["-c", "32", "--chunks", "-1", "-ofreq", "2", "--process-output", "--no-ppl", "-o", matrix];
+    output(quadriga(["imatrix", model, "-f", text]).args(flags)).success();
+    let flags = ["-q", "-c", "32", "--chunks", "-1", "-f"];
+    let by_file = output(quadriga(["perplexity", model]).args(flags).arg(text)).success().out;
+    let content = std::fs::read(text).unwrap();
+    let mut piped = quadriga(["perplexity", model]);
+    let piped = crate::common::output_with_input(piped.args(flags).arg("-"), &content).success().out;
+    assert_eq!(piped, by_file);
+    output(&mut quadriga(["split", "--split", "--split-max-tensors", "8", model, part])).success();
+    let first = std::fs::read_dir(fixture.folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let first = first.into_iter().find(|path| path.to_str().unwrap().contains("part-00001")).unwrap();
+    output(quadriga(["merge", "--merge"]).arg(&first).arg(whole)).success();
+    assert_eq!(std::fs::read(whole).unwrap(), std::fs::read(model).unwrap());
+    let classes = output(&mut quadriga(["convert", "--print-supported-models"])).success().out;
+    assert!(classes.contains("LlamaForCausalLM"), "{classes}");
+    for (line, part) in [
+        (&["perplexity", model, "-f", text, "--kl-divergence"][..], "quadriga compare A B"),
+        (&["imatrix", "--show-statistics", "--in-file", matrix], "inspect --tensors"),
+        (&["convert", "folder", "--vocab-only"], "no weights"),
+        (&["inspect", "org/tiny-GGUF"], "-hf ORG/REPO"),
+        (&["run", "-m", "org/tiny-GGUF", "hi"], "-hf ORG/REPO"),
+    ] {
+        let failed = output(&mut quadriga(line));
+        assert!(failed.code != Some(0) && failed.err.contains(part), "{line:?}: {failed:?}");
+    }
 }

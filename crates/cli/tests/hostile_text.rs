@@ -1,11 +1,9 @@
 //! Text from files does not reach the terminal as control sequences, and control tokens in prompts are text.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::fs;
 
-use common::{CommandOutput, Fixture, output, output_with_input};
+use crate::common::{CommandOutput, Fixture, output, output_with_input};
 use quadriga_gguf::{File, OwnedValue, Writer};
 
 const ATTACK: &str = "\u{1b}]0;PWNED\u{7}\u{1b}[31m\u{9b}2J\u{202e}red\r";
@@ -45,17 +43,24 @@ fn names_and_metadata_are_escaped() {
     let failed = output(&mut architecture.command("run", &["hi"]));
     is_printable(&failed);
     failed.failed(1, &["PWNED", "\\u{1b}"]);
-    let named = changed(&plain, "general.name", ATTACK, Some(&format!("extra{ATTACK}")));
-    for flags in
-        [&["inspect"][..], &["inspect", "--tensors"], &["plan"], &["plan", "--nodes"], &["inspect", "--json"]]
-    {
-        let mut command = common::quadriga(flags);
-        let shown = output(command.arg(&named.model)).success();
+    // A tensor that the model does not use: it can be looked at, and nothing else.
+    let extra = changed(&plain, "general.name", ATTACK, Some(&format!("extra{ATTACK}")));
+    for flags in [&["inspect"][..], &["inspect", "--tensors"], &["inspect", "--json"]] {
+        let shown = output(crate::common::quadriga(flags).arg(&extra.model)).success();
         is_printable(&shown);
-        assert_eq!(shown.out.contains("PWNED"), flags[0] == "inspect", "{shown:?}");
+        assert!(shown.out.contains("PWNED"), "{shown:?}");
+    }
+    let refused = output(crate::common::quadriga(["plan"]).arg(&extra.model));
+    is_printable(&refused);
+    refused.failed(1, &["does not use", "extra\\u{1b}"]);
+    let named = changed(&plain, "general.name", ATTACK, None);
+    for flags in [&["plan"][..], &["plan", "--nodes"]] {
+        let shown = output(crate::common::quadriga(flags).arg(&named.model)).success();
+        is_printable(&shown);
+        assert!(!shown.out.contains("PWNED"), "{shown:?}");
     }
     // JSON has the characters themselves, as escapes.
-    let json = output(common::quadriga(["inspect", "--json"]).arg(&named.model)).success().out;
+    let json = output(crate::common::quadriga(["inspect", "--json"]).arg(&named.model)).success().out;
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["name"], ATTACK);
     let bench = output(&mut named.command("bench", &["-p", "2", "-n", "0", "-r", "1", "--json"])).success();
@@ -84,7 +89,7 @@ fn messages_of_templates_are_escaped() {
 
 #[test]
 fn file_names_are_escaped() {
-    let failed = output(&mut common::quadriga(["run", "-m", &format!("no{ATTACK}.gguf"), "hi"]));
+    let failed = output(&mut crate::common::quadriga(["run", "-m", &format!("no{ATTACK}.gguf"), "hi"]));
     is_printable(&failed);
     assert_eq!(failed.code, Some(1), "{failed:?}");
 }

@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 #![cfg(unix)]
 
-mod common;
 #[path = "../../models/tests/common/fake_hub.rs"]
 mod fake_hub;
 #[path = "../../models/tests/common/model_folder.rs"]
@@ -11,7 +10,7 @@ mod model_folder;
 use std::fs;
 use std::process::Command;
 
-use common::{CommandOutput, Fixture, output, quadriga};
+use crate::common::{CommandOutput, Fixture, output, quadriga};
 use fake_hub::{FakeHub, Faults};
 use tempfile::TempDir;
 
@@ -85,8 +84,89 @@ fn without_a_type_the_best_that_fits_is_chosen_by_its_plan() {
     // Every machine has memory for the larger of the quantized ones.
     let run = hub.run(&["run", "-hf", REPOSITORY, "-n", "2", "--temp", "0", "hi"]).success();
     assert!(run.err.contains("Q8_0 is the best of F16, Q8_0, Q4_0"), "{run:?}");
-    let pulled = hub.run(&["pull", "org/tiny-GGUF:Q2_K"]).success();
-    assert!(pulled.err.contains("has no Q2_K") && pulled.out.contains("Q8_0"), "{pulled:?}");
+    // Whoever asks for a type that there is not gets the best, too, and is told so.
+    for command in [
+        &["pull", "-q", "org/tiny-GGUF:Q2_K"][..],
+        &["run", "-q", "-hf", "org/tiny-GGUF:Q2_K", "-n", "2", "hi"],
+    ] {
+        let pulled = hub.run(command).success();
+        for part in ["has no Q2_K, only F16, Q8_0, Q4_0", "Q8_0 is taken"] {
+            assert!(pulled.err.contains(part), "{pulled:?}");
+        }
+    }
+    hub.run(&["run", "--offline", "-hf", "org/tiny-GGUF:Q2_K", "hi"])
+        .failed(1, &["in the cache has no Q2_K, only Q8_0", "HF_HUB_OFFLINE"]);
+}
+
+/// Keeps the first bytes of what is written, and counts all.
+struct Beginning {
+    bytes: Vec<u8>,
+    len: u64,
+}
+
+impl std::io::Write for Beginning {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let room = (1 << 20) - self.bytes.len();
+        self.bytes.extend_from_slice(&bytes[..room.min(bytes.len())]);
+        self.len += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_type_that_does_not_fit_is_passed_over() {
+    let hub = Hub::new();
+    // A feed-forward network of 2³⁰ neurons, of which there is the header.
+    let fixture = Fixture::new(&[]);
+    let file = quadriga_gguf::File::open(&fixture.model).unwrap();
+    let zeros = vec![0; 1 << 24];
+    let mut writer = quadriga_gguf::Writer::new();
+    for (key, value) in file.metadata().filter(|(key, _)| *key != "llama.feed_forward_length") {
+        writer.set(key, quadriga_gguf::OwnedValue::from(value)).unwrap();
+    }
+    writer.set("llama.feed_forward_length", 1u32 << 30).unwrap();
+    for tensor in file.tensors() {
+        let is_ffn = tensor.name().contains("ffn_up") || tensor.name().contains("ffn_gate.");
+        let dims = match tensor.shape().dims() {
+            [_, columns] if is_ffn => vec![1 << 30, *columns],
+            [rows, _] if tensor.name().contains("ffn_down") => vec![*rows, 1 << 30],
+            dims => dims.to_vec(),
+        };
+        let shape = quadriga_graph::Shape::new(&dims).unwrap();
+        let bytes = tensor.dtype().row_bytes(shape.elements()).unwrap();
+        let zeros = &zeros;
+        let write = move |out: &mut dyn std::io::Write| {
+            let mut left = bytes;
+            while left > 0 {
+                let piece = left.min(zeros.len());
+                out.write_all(&zeros[..piece])?;
+                left -= piece;
+            }
+            Ok(())
+        };
+        writer.tensor(tensor.name(), tensor.dtype(), shape, write).unwrap();
+    }
+    let mut header = Beginning { bytes: Vec::new(), len: 0 };
+    writer.write_to(&mut header).unwrap();
+    hub.fake.add_sparse("org/large-GGUF", "large-Q8_0.gguf", &header.bytes, header.len);
+    let small = fs::read(&fixture.model).unwrap();
+    hub.fake.add("org/large-GGUF", "small-Q4_0.gguf", &small);
+    let pulled = hub.run(&["pull", "org/large-GGUF"]).success();
+    assert!(pulled.out.trim().ends_with("small-Q4_0.gguf"), "{pulled:?}");
+}
+
+#[test]
+fn a_repository_as_the_first_word_is_the_model() {
+    let hub = Hub::new();
+    let flags = ["-n", "3", "--temp", "0", "-q", "hi"];
+    let by_option = hub.run(&[&["run", "-hf", "org/tiny-GGUF:Q4_0"][..], &flags].concat()).success().out;
+    let by_word = hub.run(&[&["run", "org/tiny-GGUF:Q4_0"][..], &flags].concat()).success().out;
+    assert_eq!(by_word, by_option);
+    hub.run(&["run", "org/tiny", "What is gravity?"]).failed(2, &["org/tiny", "-hf ORG/REPO"]);
 }
 
 #[test]

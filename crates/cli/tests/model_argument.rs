@@ -1,9 +1,7 @@
 //! A model file among the texts of `run` and `embed`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Fixture, output, quadriga};
+use crate::common::{Fixture, output, quadriga};
 
 #[test]
 fn a_gguf_file_of_any_name_is_the_model() {
@@ -37,7 +35,7 @@ fn the_summary_names_the_model() {
     let fixture = Fixture::new(&[]);
     let run = output(&mut fixture.command("run", &["hi", "-n", "2"])).success();
     assert!(run.err.contains("\ntiny · load "), "{run:?}");
-    let chat = common::output_with_input(&mut fixture.command("chat", &["-n", "1"]), b"").success();
+    let chat = crate::common::output_with_input(&mut fixture.command("chat", &["-n", "1"]), b"").success();
     assert!(chat.err.contains("tiny · loaded in"), "{chat:?}");
     for text in [run.err, chat.err] {
         assert!(text.contains("the model has no chat template"), "{text}");

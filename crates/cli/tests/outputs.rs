@@ -2,13 +2,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 #![cfg(unix)]
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use common::{CommandOutput, Fixture, output, quadriga};
+use crate::common::{CommandOutput, Fixture, output, quadriga};
 use quadriga_gguf::{File, ValueType, Writer};
 use quadriga_graph::DType;
 

@@ -1,14 +1,12 @@
 //! The page of a plan in a real browser: `scripts/browser` installs Chromium and runs `tests/page/check.js` in it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{output, quadriga};
+use crate::common::{output, quadriga};
 use quadriga_graph::{DType, Graph, GraphBuilder, Weight, layer_of};
 use quadriga_llm::default_model;
 use quadriga_runtime::Scheduler;

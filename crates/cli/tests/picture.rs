@@ -1,12 +1,10 @@
 //! The README's picture of the default model is the command's current output.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use common::{output, quadriga};
+use crate::common::{output, quadriga};
 use quadriga_llm::default_model;
 
 /// If set, the test redraws the picture before it compares.

@@ -1,9 +1,7 @@
 //! Options that place a model's tensors, in every command that loads a model.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Fixture, output};
+use crate::common::{Fixture, output};
 use serde_json::Value;
 
 /// A small mixture of experts.

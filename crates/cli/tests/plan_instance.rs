@@ -1,11 +1,9 @@
 //! `quadriga plan --instance`: its report, and its errors for files that it cannot read.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::io::Write;
 
-use common::{CommandOutput, output, quadriga};
+use crate::common::{CommandOutput, output, quadriga};
 use serde_json::Value;
 
 fn pack(text: &str, flags: &[&str]) -> CommandOutput {

@@ -1,9 +1,7 @@
 //! What `plan` says about KV caches, windows, recurrent states and encoders.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Fixture, output};
+use crate::common::{Fixture, output};
 
 fn plan(fixture: &Fixture, flags: &[&str]) -> (String, String) {
     let plan = output(&mut fixture.command("plan", flags)).success();

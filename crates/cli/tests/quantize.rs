@@ -1,12 +1,10 @@
 //! `quadriga quantize`, `imatrix`, `perplexity` and `compare`: results, options, wrong values, and interruption.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{CommandOutput, Fixture, output, quadriga};
+use crate::common::{CommandOutput, Fixture, output, quadriga};
 use quadriga_gguf::File;
 use quadriga_graph::DType;
 use serde_json::Value;
@@ -168,7 +166,10 @@ fn fitting_keeps_to_the_size_and_uses_it() {
             .unwrap()
     };
     assert!(planned(&["--vram", "-c", "64"]) < planned(&[]));
-    run(&["quantize", "--fit", "10k", text(&fixture.model), text(&out)]).failed(1, &["at least", "bytes"]);
+    run(&["quantize", "--fit", "10k", text(&fixture.model), text(&out)])
+        .failed(1, &["--fit 10", "at least", "smallest types"]);
+    run(&["quantize", "--fit", "10k", "--vram", text(&fixture.model), text(&out)])
+        .failed(1, &["KV cache and buffers", "-c N"]);
 }
 
 #[test]
@@ -224,7 +225,7 @@ fn perplexity_is_that_of_eval() {
     let found = json("50");
     let case = serde_json::json!({ "name": "l", "kind": "nll", "text": fs::read_to_string(&file).unwrap(), "ctx": 50 });
     let mut eval = quadriga(["eval", "-q", "-m", text(&fixture.model), "-"]);
-    let eval = common::output_with_input(&mut eval, case.to_string().as_bytes()).success().out;
+    let eval = crate::common::output_with_input(&mut eval, case.to_string().as_bytes()).success().out;
     let eval: Value = serde_json::from_str(&eval).unwrap();
     let (own, exact) = (found["nll"]["mean"].as_f64().unwrap(), eval["nll"].as_f64().unwrap());
     assert_eq!(found["tokens"], eval["count"], "{found} {eval}");
@@ -243,6 +244,46 @@ fn perplexity_is_that_of_eval() {
     .success();
     assert!(plain.out.starts_with("perplexity ") && plain.out.contains('±'), "{plain:?}");
     assert!(plain.err.contains("chunk 1 of"), "{plain:?}");
+    // As users of llama.cpp write it: the context is the chunk.
+    let short =
+        run(&["perplexity", text(&fixture.model), "-f", text(&file), "-c", "64", "--chunks", "2"]).success();
+    assert_eq!(short.out, plain.out);
+    assert!(short.out.contains("all tokens but the first of each of 2 chunks of 64"), "{short:?}");
+}
+
+#[test]
+fn tensors_that_only_one_model_has_are_counted() {
+    let (fixture, _) = fixture("f16");
+    let less = fixture.path("less.gguf");
+    let file = File::open(&fixture.model).unwrap();
+    let mut writer = quadriga_gguf::Writer::new();
+    for (key, value) in file.metadata() {
+        writer.set(key, quadriga_gguf::OwnedValue::from(value)).unwrap();
+    }
+    for tensor in file.tensors().filter(|tensor| !tensor.name().contains("blk.1.ffn")) {
+        writer.tensor_bytes(tensor.name(), tensor.dtype(), tensor.shape(), tensor.bytes()).unwrap();
+    }
+    writer.write(&less).unwrap();
+    let missing = file.tensors().filter(|tensor| tensor.name().contains("blk.1.ffn")).count();
+    let found = run(&["compare", text(&fixture.model), text(&less)]).success();
+    assert!(
+        found.out.contains(&format!("{missing} tensors are only in the reference, such as blk.1.ffn")),
+        "{found:?}"
+    );
+    let found = run(&["compare", "--json", text(&less), text(&fixture.model)]).success();
+    let found: Value = serde_json::from_str(&found.out).unwrap();
+    assert_eq!(found["unpaired"]["other"].as_array().unwrap().len(), missing);
+    let same = run(&["compare", text(&fixture.model), text(&fixture.model)]).success();
+    assert!(!same.out.contains("not compared"), "{same:?}");
+}
+
+#[test]
+fn without_a_type_the_types_are_listed() {
+    let (fixture, _) = fixture("f16");
+    for rest in [&[][..], &["out.gguf", "Q9"]] {
+        let wrong = output(quadriga(["quantize", text(&fixture.model)]).args(rest)).failed_usage();
+        assert!(["Q4_K_M", "IQ4_XS", "BF16"].iter().all(|name| wrong.err.contains(name)), "{wrong:?}");
+    }
 }
 
 #[test]
@@ -326,4 +367,142 @@ fn an_interrupted_run_leaves_the_old_file() {
     assert_eq!(output.status.code(), Some(130), "{output:?}");
     assert_eq!(fs::read(&out).unwrap(), b"old");
     assert_eq!(count(), before);
+}
+
+/// The same model whose prompts begin with a token.
+fn with_bos(fixture: &Fixture) -> PathBuf {
+    let path = fixture.path("bos.gguf");
+    let file = File::open(&fixture.model).unwrap();
+    let mut writer = quadriga_gguf::Writer::new();
+    for (key, value) in file.metadata().filter(|(key, _)| *key != "tokenizer.ggml.add_bos_token") {
+        writer.set(key, quadriga_gguf::OwnedValue::from(value)).unwrap();
+    }
+    writer.set("tokenizer.ggml.add_bos_token", true).unwrap();
+    for tensor in file.tensors() {
+        writer.tensor_bytes(tensor.name(), tensor.dtype(), tensor.shape(), tensor.bytes()).unwrap();
+    }
+    writer.write(&path).unwrap();
+    path
+}
+
+#[test]
+fn chunks_begin_with_the_token_that_prompts_begin_with() {
+    let (fixture, file) = fixture("f16");
+    let model = with_bos(&fixture);
+    let json = |line: &[&str]| -> Value {
+        serde_json::from_str(&output(quadriga(line).args(["-q", "--json"])).success().out).unwrap()
+    };
+    let own = json(&["perplexity", text(&model), "-f", text(&file), "--chunk-size", "50"]);
+    // The chunks as cases, with the token in place of the first of each; in the first chunk it is added.
+    let bos = File::open(&model).unwrap().get::<u32>("tokenizer.ggml.bos_token_id").unwrap() as usize;
+    let tokens =
+        File::open(&model).unwrap().get::<Vec<&str>>("tokenizer.ggml.tokens").unwrap()[bos].to_owned();
+    let content = fs::read_to_string(&file).unwrap();
+    let mut sum = 0.0;
+    let mut count = 0.0;
+    // A byte of the text is a token.
+    let padded: Vec<u8> = [b"?", content.as_bytes()].concat();
+    for chunk in padded.chunks_exact(50) {
+        let part = format!("{tokens}{}", std::str::from_utf8(&chunk[1..]).unwrap());
+        let case =
+            serde_json::json!({ "name": "c", "kind": "nll", "text": part, "ctx": 50, "special": true });
+        let mut eval = quadriga(["eval", "-q", "-m", text(&model), "-"]);
+        let out = crate::common::output_with_input(&mut eval, case.to_string().as_bytes()).success().out;
+        let found: Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(found["count"], 49, "{found}");
+        sum += found["nll"].as_f64().unwrap() * 49.0;
+        count += 49.0;
+    }
+    let (own_nll, exact) = (own["nll"]["mean"].as_f64().unwrap(), sum / count);
+    assert_eq!(own["tokens"].as_f64().unwrap(), count);
+    assert!((own_nll - exact).abs() <= 1e-4 * exact, "{own_nll} {exact}");
+    // compare and imatrix have the same chunks.
+    let line = ["compare", text(&model), text(&model), "-f", text(&file), "--chunk-size", "50"];
+    let compared = json(&line)["text"]["reference"]["mean"].as_f64().unwrap();
+    assert!((compared.ln() - exact).abs() <= 1e-4 * exact, "{compared} {exact}");
+    let matrix = |model: &Path| {
+        let out = fixture.path("imatrix.gguf");
+        run(&["imatrix", "-q", "-m", text(model), "-f", text(&file), "-c", "50", "-o", text(&out)]).success();
+        quadriga_models::importance::ImportanceMatrix::read(&out).unwrap()
+    };
+    let (with, without) = (matrix(&model), matrix(&fixture.model));
+    assert_eq!((with.chunk_size, without.chunk_size), (50, 50));
+    assert_ne!(with.entries["blk.0.attn_q.weight"].sums, without.entries["blk.0.attn_q.weight"].sums);
+}
+
+#[test]
+fn the_comparison_at_the_end_keeps_to_the_memory() {
+    let (fixture, file) = fixture("f16");
+    let (model, out) = (text(&fixture.model), fixture.path("out.gguf"));
+    let small = run(&["quantize", "--memory", "1M", model, text(&out), "Q8_0"]).success();
+    for part in ["not compared", "1.0 MiB of --memory", "quadriga compare", "-f TEXT"] {
+        assert!(small.err.contains(part), "{part}: {small:?}");
+    }
+    assert!(!small.err.contains("KL divergence"), "{small:?}");
+    let large = run(&["quantize", "--memory", "2G", model, text(&out), "Q8_0"]).success();
+    assert!(large.err.contains("KL divergence"), "{large:?}");
+    // A model in parts is compared as any other.
+    let part = fixture.path("part");
+    run(&["split", model, text(&part), "--split-max-tensors", "8"]).success();
+    let parts = |number: usize| {
+        let name = |path: PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+        let found = fs::read_dir(fixture.folder.path()).unwrap().map(|entry| name(entry.unwrap().path()));
+        let start = format!("part-{number:05}-of");
+        fixture.path(&found.into_iter().find(|name| name.starts_with(&start)).unwrap())
+    };
+    let kept = run(&["quantize", "--keep-split", text(&parts(1)), text(&out), "Q8_0"]).success();
+    assert!(kept.err.contains("KL divergence"), "{kept:?}");
+    // Options that would have no effect on a comparison.
+    for flags in [&["-m", model][..], &["-hf", "org/x"]] {
+        output(quadriga(["compare", model, text(&out)]).args(flags)).failed(2, &["compare A B"]);
+    }
+    output(quadriga(["compare", model, model]).args(["--lora", text(&file)])).failed(2, &["--lora", "-f"]);
+}
+
+#[test]
+fn a_resumed_matrix_counts_the_chunks_of_its_own_text() {
+    let (fixture, file) = fixture("f16");
+    let other = fixture.path("other.txt");
+    fs::write(&other, "Some other words, in a text of its own. ".repeat(8)).unwrap();
+    let imatrix = |out: &Path, flags: &[&str]| {
+        let common = ["imatrix", "-q", "-m", text(&fixture.model), "--chunk-size", "64", "-o", text(out)];
+        output(quadriga(common).args(flags)).success()
+    };
+    let read = |path: &Path| quadriga_models::importance::ImportanceMatrix::read(path).unwrap();
+    let [first, whole, resumed] = ["first.gguf", "whole.gguf", "resumed.gguf"].map(|name| fixture.path(name));
+    imatrix(&first, &["-f", text(&other)]);
+    imatrix(&whole, &["-f", text(&file), "--in-file", text(&first)]);
+    imatrix(&resumed, &["-f", text(&file), "--in-file", text(&first), "--chunks", "2"]);
+    imatrix(&resumed, &["-f", text(&file), "--resume"]);
+    let (whole, resumed) = (read(&whole), read(&resumed));
+    assert_eq!((resumed.chunk_count, resumed.text_chunks), (whole.chunk_count, whole.text_chunks));
+    assert!(whole.text_chunks < whole.chunk_count && whole.text_chunks > 2, "{whole:?}");
+}
+
+#[test]
+fn a_fitted_file_is_named_by_the_type_of_most_bytes() {
+    let (fixture, _) = fixture("f16");
+    let (model, out) = (text(&fixture.model), fixture.path("out.gguf"));
+    // As much as Q8_0 takes.
+    run(&["quantize", "-q", "--pure", model, text(&out), "Q8_0"]).success();
+    let size = (fs::metadata(&out).unwrap().len() + 8192).to_string();
+    run(&["quantize", "-q", "--fit", &size, model, text(&out)]).success();
+    let id = File::open(&out).unwrap().get::<u32>("general.file_type").unwrap();
+    let mut bytes = std::collections::BTreeMap::new();
+    for tensor in File::open(&out).unwrap().tensors().filter(|tensor| tensor.dtype() != DType::F32) {
+        *bytes.entry(tensor.dtype().name()).or_insert(0) += tensor.byte_len();
+    }
+    let most = bytes.iter().max_by_key(|(_, bytes)| **bytes).unwrap().0;
+    let named = quadriga_models::quantize::FileType::all().find(|found| found.id() == id).unwrap();
+    assert_eq!(named.dtype().name(), *most, "{bytes:?}");
+    assert_ne!(named.name(), "Q4_K_M");
+    // A dry run warns of what the real one does.
+    let dry = run(&["quantize", "--dry-run", model, text(&out), "IQ2_XS"]).success();
+    assert!(dry.err.contains("without --imatrix"), "{dry:?}");
+    // Classes of characters mean what they say.
+    let classes =
+        ["quantize", "-q", "--tensor-type", r"BLK\.\D=q5_0", "--tensor-type", r"blk\.\d\.ffn_up=q6_k"];
+    output(quadriga(classes).args(["--no-check", model, text(&out), "Q8_0"])).success();
+    assert_eq!(type_of(&out, "blk.0.ffn_up.weight"), DType::Q6_K);
+    assert_eq!(type_of(&out, "blk.0.attn_q.weight"), DType::Q8_0);
 }

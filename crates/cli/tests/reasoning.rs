@@ -1,9 +1,7 @@
 //! Reasoning of models: shown, hidden or off.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Fixture, output, output_with_input};
+use crate::common::{Fixture, output, output_with_input};
 use serde_json::Value;
 
 /// Opens reasoning at the end of the prompt, unless it is asked not to. A random model does not close it.

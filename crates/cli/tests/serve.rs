@@ -2,15 +2,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 #![cfg(unix)]
 
-mod common;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use common::{Fixture, output, quadriga};
+use crate::common::{Fixture, output, quadriga};
 use serde_json::{Value, json};
 
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
@@ -145,6 +143,21 @@ fn prompts_are_logged_only_if_asked_for() {
     let (status, log) = server.wait();
     assert_eq!(status.code(), Some(0), "{log}");
     assert!(log.contains("sesame"), "{log}");
+}
+
+/// 0 is what the model was trained with, not a smaller default.
+#[test]
+fn the_context_is_that_of_the_training_unless_it_is_given() {
+    let fixture = Fixture::new(&["--context", "6144"]);
+    for flags in [&["-c", "0"][..], &[]] {
+        let mut command = fixture.command("serve", &["--port", "0"]);
+        let server = Running::start(command.args(flags));
+        let (_, text) = server.ask("GET", "/status", "", "");
+        let status: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(status["context"], 6144, "{flags:?}");
+    }
+    let (_, text) = serve(&fixture, &[]).ask("GET", "/status", "", "");
+    assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["context"], 2048);
 }
 
 #[test]

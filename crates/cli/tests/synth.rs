@@ -1,13 +1,11 @@
 //! Models written by `quadriga synth` can be run.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Fixture, output, quadriga};
+use crate::common::{Fixture, output, quadriga};
 use quadriga_gguf::File;
 use quadriga_graph::DType;
 use quadriga_llm::Model;
-use quadriga_llm::models::{self, GraphShape, WindowCache};
+use quadriga_llm::models::{self, GraphShape, PageTable, WindowCache};
 
 #[test]
 fn every_architecture_can_be_run() {
@@ -35,7 +33,14 @@ fn cuda_has_kernels_for_every_architecture() {
             GraphShape { hidden: true, ..all },
             GraphShape { window_cache: Some(WindowCache { slots: 64, rows: 80 }), ..GraphShape::new(7, 400) },
         ];
-        for shape in shapes {
+        // As a server computes them: tokens of eight sequences through page tables, and a prompt.
+        let paged = |tokens: usize, sequences: usize| GraphShape {
+            page_table: Some(PageTable { rows: 8, pages: 8 }),
+            sequences,
+            ..GraphShape::new(tokens, 1024)
+        };
+        let paged = [paged(8, 8), paged(300, 1)].into_iter().filter(|_| !architecture.ends_with("bert"));
+        for shape in shapes.into_iter().chain(paged) {
             let graph = model.graph(shape).unwrap();
             for node in graph.node_ids() {
                 let refused = quadriga_cuda::supports(&graph, node).err();

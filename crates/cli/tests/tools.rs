@@ -1,9 +1,7 @@
 //! Output of `bench`, `plan`, `devices`, `check` and `eval` for small models.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
-use common::{Fixture, output, output_with_input, quadriga};
+use crate::common::{Fixture, output, output_with_input, quadriga};
 use serde_json::Value;
 
 #[test]
@@ -95,7 +93,18 @@ fn plan_prints_each_byte_count_once_and_says_what_is_streamed() {
     // The streamed copies are named among the nodes.
     let nodes = output(fixture.command("plan", &flags).arg("--nodes")).success().out;
     assert!(nodes.contains("  streams ") && nodes.contains("blk.0.ffn_up.weight from cpu ("), "{nodes}");
-    assert!(nodes.starts_with(&text), "{nodes}");
+    // The two plans differ in the memory that was free when they were made.
+    let without_free = |text: &str| -> Vec<String> {
+        let lines = text.lines().take(lines.len()).enumerate();
+        lines
+            .map(
+                |(at, line)| {
+                    if at == 4 { line.rsplit_once("  ").unwrap().0.trim_end().into() } else { line.into() }
+                },
+            )
+            .collect()
+    };
+    assert_eq!(without_free(&nodes), without_free(&text));
     let small = output(&mut fixture.command("plan", &["-c", "256", "-q"])).success();
     assert!(small.err.is_empty() && small.out.lines().count() == 4, "{small:?}");
 }
@@ -295,7 +304,7 @@ fn eval_answers_cases_line_by_line() {
         output_with_input(fixture.command("eval", &[]).arg("-"), empty)
             .failed(2, &["no cases", "eval --help"]);
     }
-    let help = common::output(&mut quadriga(["eval", "--help"])).success().out;
+    let help = crate::common::output(&mut quadriga(["eval", "--help"])).success().out;
     for part in
         [r#""kind": "tokenize""#, r#""kind": "greedy""#, r#""kind": "next""#, r#""kind": "nll""#, "ctx"]
     {

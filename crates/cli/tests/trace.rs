@@ -1,13 +1,11 @@
 //! `--trace` and `--stats`: traces are valid, complete, and add up.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod common;
-
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use common::{Fixture, output, quadriga};
+use crate::common::{Fixture, output, quadriga};
 use quadriga_llm::default_model;
 use serde_json::Value;
 

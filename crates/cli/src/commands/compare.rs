@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 use quadriga_gguf::File;
 use quadriga_llm::{Engine, EngineOptions};
 use quadriga_models::check_output;
-use quadriga_models::quality::{TensorError, TextComparison, compare_tensors, compare_texts, error_page};
+use quadriga_models::quality::{
+    TensorError, TextComparison, UnpairedTensors, chunk_tokens, compare_tensors, compare_texts, error_page,
+};
 use quadriga_view::format::plural;
 
-use super::perplexity::{first_chunks, read_text};
+use super::perplexity::{chunk_size, first_chunks, read_text};
 use crate::atomic_file::AtomicFile;
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
@@ -26,11 +28,12 @@ pub(crate) struct CompareArgs {
     /// File with a text; without, only tensors are compared
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Tokens of a chunk; each is computed from an empty context
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = values::at_least_one)]
-    chunk_size: usize,
+    /// Tokens of a chunk, also -c; each is computed from an empty context, and begins with the beginning-of-text token where the
+    /// model uses one [default: 512]
+    #[arg(long, value_name = "N", value_parser = values::at_least_one)]
+    chunk_size: Option<usize>,
     /// Chunks to compute, 0 for all
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = values::count_or_all)]
     chunks: usize,
     /// Print the error of every tensor
     #[arg(long)]
@@ -47,6 +50,17 @@ pub(crate) struct CompareArgs {
 
 /// Compares texts and tensors.
 pub(crate) fn compare(arguments: &CompareArgs) -> Outcome {
+    if arguments.model.has_file() {
+        return Err(Failure::Usage(
+            "compare has no -m and no -hf: give the two models as arguments, quadriga compare A B".to_owned(),
+        ));
+    }
+    if arguments.model.has_adapters() && arguments.file.is_none() {
+        return Err(Failure::Usage(
+            "--lora changes predictions only: give a text with -f, or merge it with `quadriga lora`"
+                .to_owned(),
+        ));
+    }
     if let Some(html) = &arguments.html {
         let models = [&arguments.reference, &arguments.other].into_iter().flat_map(|path| model_files(path));
         check_output(html, models.chain(arguments.file.clone()))?;
@@ -57,11 +71,13 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Outcome {
             &arguments.model,
             (&arguments.reference, &arguments.other),
             &read_text(path)?,
-            (arguments.chunk_size, arguments.chunks),
+            (chunk_size(arguments.chunk_size, &arguments.model), arguments.chunks),
         )?),
         None => None,
     };
-    let tensors = compare_tensors(&File::open(&arguments.reference)?, &File::open(&arguments.other)?)?;
+    let (reference, other) = (File::open(&arguments.reference)?, File::open(&arguments.other)?);
+    let tensors = compare_tensors(&reference, &other)?;
+    let unpaired = UnpairedTensors::of(&reference, &other);
     if let Some(path) = &arguments.html {
         let title = format!("{} against {}", arguments.other.display(), arguments.reference.display());
         let page = error_page(&title, text.as_ref(), &tensors);
@@ -69,14 +85,34 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Outcome {
     }
     let mut out = std::io::stdout().lock();
     if arguments.json {
-        serde_json::to_writer(&mut out, &serde_json::json!({ "text": text, "tensors": tensors }))?;
+        serde_json::to_writer(
+            &mut out,
+            &serde_json::json!({ "text": text, "tensors": tensors, "unpaired": unpaired }),
+        )?;
         writeln!(out)?;
         return Ok(());
     }
     if let Some(text) = &text {
         print_text(&mut out, text)?;
     }
-    print_tensors(&mut out, &tensors, arguments.tensors || text.is_none())
+    print_tensors(&mut out, &tensors, arguments.tensors || text.is_none())?;
+    print_unpaired(&mut out, &unpaired)
+}
+
+/// Prints how many tensors were not compared, and the first of each kind.
+fn print_unpaired(out: &mut dyn Write, unpaired: &UnpairedTensors) -> Outcome {
+    let kinds = [
+        ("only in the reference", &unpaired.reference),
+        ("only in the other model", &unpaired.other),
+        ("of different shapes or unknown types", &unpaired.different),
+    ];
+    for (kind, names) in kinds {
+        if let Some(first) = names.first() {
+            let tensors = plural(names.len(), "tensor is", "tensors are");
+            writeln!(out, "not compared: {tensors} {kind}, such as {first}")?;
+        }
+    }
+    Ok(())
 }
 
 /// The comparison of two files' predictions on a text.
@@ -90,7 +126,7 @@ pub(crate) fn judge(
         let model = model.with_file(Some(path));
         let options = EngineOptions { output_rows: usize::MAX, context: chunk, ..model.engine() };
         let prepared = model.prepare(&options)?;
-        let tokens = prepared.model.tokenizer()?.encode(text, false);
+        let tokens = chunk_tokens(prepared.model.tokenizer()?, text, chunk);
         Ok((prepared.engine()?.0, tokens))
     };
     let (mut first, tokens) = engine(reference)?;

@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use quadriga_llm::EngineOptions;
 use quadriga_models::check_output;
 use quadriga_models::importance::{ImportanceMatrix, collect};
+use quadriga_models::quality::chunk_tokens;
 use quadriga_view::format::plural;
 
+use super::perplexity::chunk_size;
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
 use crate::output_check::{check_folder, model_files};
@@ -15,6 +17,9 @@ use crate::{interrupt, piped_input, values};
 /// Arguments of `quadriga imatrix`.
 #[derive(clap::Args)]
 pub(crate) struct ImatrixArgs {
+    /// GGUF file of the model, also -m
+    #[arg(value_name = "MODEL")]
+    model_file: Option<PathBuf>,
     /// File with the text
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -24,11 +29,11 @@ pub(crate) struct ImatrixArgs {
     /// Add to these importance matrices of the same model; without a text, merge them
     #[arg(long, value_name = "FILE")]
     in_file: Vec<PathBuf>,
-    /// Tokens of a chunk of the text
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = values::at_least_one)]
-    chunk_size: usize,
+    /// Tokens of a chunk of the text, also -c; the first is the beginning-of-text token where the model uses one [default: 512]
+    #[arg(long, value_name = "N", value_parser = values::at_least_one)]
+    chunk_size: Option<usize>,
     /// Chunks to compute, 0 for all
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = values::count_or_all)]
     chunks: usize,
     /// Chunks to skip at the beginning of the text
     #[arg(long, visible_alias = "chunk", value_name = "N", default_value_t = 0)]
@@ -39,13 +44,19 @@ pub(crate) struct ImatrixArgs {
     /// Write the file after every N chunks
     #[arg(long, visible_alias = "output-frequency", value_name = "N", default_value_t = 10, value_parser = values::at_least_one)]
     save_every: usize,
+    /// llama.cpp's options without effect: the output matrix is always measured, and perplexity never
+    #[arg(long, hide = true)]
+    process_output: bool,
+    #[arg(long, hide = true)]
+    no_ppl: bool,
     #[command(flatten)]
     pub(crate) model: ModelOptions,
 }
 
 /// Computes, merges and writes.
 pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
-    let model = arguments.model.file().map(model_files).unwrap_or_default();
+    let options_of_model = arguments.model.with_file(arguments.model_file.as_deref());
+    let model = options_of_model.file().map(model_files).unwrap_or_default();
     check_output(&arguments.output, arguments.file.iter().chain(&model))?;
     check_folder(&arguments.output)?;
     let mut merged: Option<ImportanceMatrix> = None;
@@ -62,7 +73,7 @@ pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
     let resumed = arguments.resume && arguments.output.exists();
     if resumed {
         let matrix = ImportanceMatrix::read(&arguments.output)?;
-        done = matrix.chunk_count as usize;
+        done = matrix.resumed_chunks();
         merged = Some(matrix);
     }
     let Some(text_file) = &arguments.file else {
@@ -78,31 +89,32 @@ pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
     let bytes = std::fs::read(text_file).map_err(|error| Failure::file("read", text_file, &error))?;
     let text = piped_input::text(bytes, &text_file.display().to_string())?;
     let name = text_file.display().to_string();
+    let chunk_size = chunk_size(arguments.chunk_size, &arguments.model);
     if let Some(matrix) = merged.as_ref().filter(|_| resumed) {
-        matrix.check_resumable(&text, &name, arguments.chunk_size, &arguments.output)?;
+        matrix.check_resumable(&text, &name, chunk_size, &arguments.output)?;
     }
-    let options =
-        EngineOptions { output_rows: usize::MAX, context: arguments.chunk_size, ..arguments.model.engine() };
-    let prepared = arguments.model.prepare(&options)?;
+    let options = EngineOptions { output_rows: usize::MAX, context: chunk_size, ..arguments.model.engine() };
+    let prepared = options_of_model.prepare(&options)?;
     if let Some(matrix) = &merged {
         let path = if resumed { Some(&arguments.output) } else { arguments.in_file.first() };
         matrix.check_model(prepared.model.file(), path.unwrap_or(&arguments.output))?;
     }
-    let tokens = prepared.model.tokenizer()?.encode(&text, false);
-    let skipped = (arguments.from_chunk + done).saturating_mul(arguments.chunk_size).min(tokens.len());
+    let tokens = chunk_tokens(prepared.model.tokenizer()?, &text, chunk_size);
+    let skipped = (arguments.from_chunk + done).saturating_mul(chunk_size).min(tokens.len());
     let mut rest = tokens.get(skipped..).unwrap_or_default();
     if arguments.chunks > 0 {
-        let wanted = arguments.chunks.saturating_sub(done).saturating_mul(arguments.chunk_size);
+        let wanted = arguments.chunks.saturating_sub(done).saturating_mul(chunk_size);
         rest = rest.get(..wanted).unwrap_or(rest);
     }
-    if rest.len() < arguments.chunk_size && merged.is_some() {
+    if rest.len() < chunk_size && resumed {
         note!("quadriga: {} has all chunks of the text already", arguments.output.display());
         return Ok(());
     }
     let (mut engine, _) = prepared.engine()?;
     let ctrl_c = interrupt::catch();
-    let total = rest.len() / arguments.chunk_size;
+    let total = rest.len() / chunk_size;
     let with_earlier = |matrix: ImportanceMatrix| -> Outcome<ImportanceMatrix> {
+        let own = matrix.chunk_count.saturating_add(u32::try_from(done).unwrap_or(u32::MAX));
         let mut sum = match &merged {
             Some(earlier) => {
                 let mut sum = earlier.clone();
@@ -111,11 +123,11 @@ pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
             }
             None => matrix,
         };
-        sum.text = Some(ImportanceMatrix::text_id(&text));
+        (sum.text, sum.text_chunks) = (Some(ImportanceMatrix::text_id(&text)), own);
         Ok(sum)
     };
     let mut failed = None;
-    let matrix = collect(&mut engine, rest, arguments.chunk_size, &name, &mut |chunk, matrix| {
+    let matrix = collect(&mut engine, rest, chunk_size, &name, &mut |chunk, matrix| {
         if !arguments.model.quiet {
             note!("chunk {chunk} of {total}");
         }

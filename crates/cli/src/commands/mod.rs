@@ -19,6 +19,7 @@ pub(crate) mod perplexity;
 pub(crate) mod plan;
 pub(crate) mod plan_instance;
 pub(crate) mod plan_placement;
+pub(crate) mod plan_ranks;
 pub(crate) mod pull;
 pub(crate) mod quantize;
 pub(crate) mod run;

@@ -1,10 +1,10 @@
 //! `quadriga perplexity`: how well a model predicts a text.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use quadriga_llm::EngineOptions;
-use quadriga_models::quality::perplexity as measure;
+use quadriga_models::quality::{chunk_tokens, perplexity as measure};
 use quadriga_view::format::plural;
 
 use crate::failure::{Failure, Outcome};
@@ -14,14 +14,18 @@ use crate::{interrupt, piped_input, values};
 /// Arguments of `quadriga perplexity`.
 #[derive(clap::Args)]
 pub(crate) struct PerplexityArgs {
-    /// File with the text
+    /// GGUF file of the model, also -m
+    #[arg(value_name = "MODEL")]
+    model_file: Option<PathBuf>,
+    /// File with the text, - for stdin
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
-    /// Tokens of a chunk; each is computed from an empty context
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = values::at_least_one)]
-    chunk_size: usize,
+    /// Tokens of a chunk, also -c; each is computed from an empty context, and all of its tokens but the first are scored; the first
+    /// is the beginning-of-text token where the model uses one [default: 512]
+    #[arg(long, value_name = "N", value_parser = values::at_least_one)]
+    chunk_size: Option<usize>,
     /// Chunks to compute, 0 for all
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = values::count_or_all)]
     chunks: usize,
     /// Print a JSON object
     #[arg(long)]
@@ -30,19 +34,28 @@ pub(crate) struct PerplexityArgs {
     pub(crate) model: ModelOptions,
 }
 
+/// Tokens of a chunk, unless the user says otherwise.
+pub(crate) const CHUNK: usize = 512;
+
+/// The tokens of a chunk: as given, or the context of `-c`, which is that of a chunk in llama.cpp's command.
+pub(crate) fn chunk_size(given: Option<usize>, model: &ModelOptions) -> usize {
+    given.unwrap_or(if model.context > 0 { model.context } else { CHUNK })
+}
+
 /// Prints the perplexity with its confidence interval.
 pub(crate) fn perplexity(arguments: &PerplexityArgs) -> Outcome {
     let text = read_text(&arguments.file)?;
-    let options =
-        EngineOptions { output_rows: usize::MAX, context: arguments.chunk_size, ..arguments.model.engine() };
-    let prepared = arguments.model.prepare(&options)?;
-    let tokens = prepared.model.tokenizer()?.encode(&text, false);
-    let tokens = first_chunks(&tokens, arguments.chunks, arguments.chunk_size);
+    let model = arguments.model.with_file(arguments.model_file.as_deref());
+    let chunk = chunk_size(arguments.chunk_size, &arguments.model);
+    let options = EngineOptions { output_rows: usize::MAX, context: chunk, ..model.engine() };
+    let prepared = model.prepare(&options)?;
+    let tokens = chunk_tokens(prepared.model.tokenizer()?, &text, chunk);
+    let tokens = first_chunks(&tokens, arguments.chunks, chunk);
     let (mut engine, _) = prepared.engine()?;
     let ctrl_c = interrupt::catch();
-    let found = measure(&mut engine, tokens, arguments.chunk_size, &mut |chunk, so_far| {
+    let found = measure(&mut engine, tokens, chunk, &mut |number, so_far| {
         if !arguments.model.quiet {
-            note!("chunk {chunk} of {}: {so_far:.4}", tokens.len() / arguments.chunk_size);
+            note!("chunk {number} of {}: {so_far:.4}", tokens.len() / chunk);
         }
         !ctrl_c.is_pressed()
     });
@@ -52,18 +65,33 @@ pub(crate) fn perplexity(arguments: &PerplexityArgs) -> Outcome {
     let found = found?;
     let mut out = std::io::stdout().lock();
     if arguments.json {
-        serde_json::to_writer(&mut out, &found)?;
+        let mut object = serde_json::to_value(&found)?;
+        if let Some(object) = object.as_object_mut() {
+            object.insert("chunk_size".to_owned(), chunk.into());
+            object.insert("scored".to_owned(), "all tokens of a chunk but the first".into());
+        }
+        serde_json::to_writer(&mut out, &object)?;
         writeln!(out)?;
     } else {
         let tokens = plural(found.tokens, "token", "tokens");
         writeln!(out, "perplexity {:.4} over {tokens} ({:.5} nats a token)", found.perplexity, found.nll)?;
+        writeln!(
+            out,
+            "scored: all tokens but the first of each of {}; llama-perplexity scores the second half of each only",
+            plural(found.chunk_nll.len(), &format!("chunk of {chunk}"), &format!("chunks of {chunk}"))
+        )?;
     }
     Ok(())
 }
 
-/// The text of a file.
+/// The text of a file, - for standard input.
 pub(crate) fn read_text(path: &Path) -> Outcome<String> {
-    let bytes = std::fs::read(path).map_err(|error| Failure::file("read", path, &error))?;
+    let mut bytes = Vec::new();
+    let read = match path.as_os_str() == "-" {
+        true => std::io::stdin().lock().read_to_end(&mut bytes).map(|_| ()),
+        false => std::fs::read(path).map(|content| bytes = content),
+    };
+    read.map_err(|error| Failure::file("read", path, &error))?;
     piped_input::text(bytes, &path.display().to_string())
 }
 

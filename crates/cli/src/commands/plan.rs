@@ -2,10 +2,11 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use quadriga_graph::{DType, PAGE_SLOTS};
-use quadriga_llm::EngineOptions;
 use quadriga_llm::serving::BatcherOptions;
+use quadriga_llm::{EngineOptions, Link};
 use quadriga_runtime::{BackendLine, Explanation, Plan};
 use quadriga_view::format::plural;
 use quadriga_view::{Limits, Picture, SplitPicture};
@@ -13,6 +14,7 @@ use quadriga_view::{Limits, Picture, SplitPicture};
 use crate::atomic_file::AtomicFile;
 use crate::commands::plan_instance::{self, EffortLevel};
 use crate::commands::plan_placement::{PlacementReport, PlanWithPlacement};
+use crate::commands::plan_ranks::RankReport;
 use crate::commands::synth::{self, Preset};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::{ModelOptions, Prepared};
@@ -45,6 +47,18 @@ pub(crate) struct PlanArgs {
         value_parser = values::at_least_one
     )]
     kv_tokens: Option<usize>,
+    /// Plan for N ranks of equal machines, without starting any: what each holds, and the speed to expect
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        value_parser = values::at_least_one,
+        conflicts_with_all = ["nodes", "dot", "html", "svg", "split", "check", "instance", "parallel"]
+    )]
+    ranks: Option<usize>,
+    /// Link between the ranks of --ranks: bits per second and perhaps a latency, such as 25G or 100G,2us, or memory
+    #[arg(long, value_name = "RATE", requires = "ranks", default_value = "25G", value_parser = Link::from_str)]
+    link: Link,
     /// List every node with its device and the reason for it
     #[arg(long)]
     nodes: bool,
@@ -115,14 +129,24 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
     let outline = outline.transpose()?;
     let model = arguments.model.with_file(arguments.file.as_deref().or(outline.as_deref()));
     let (opened, opening) = model.open()?;
+    let devices = model.open_devices()?;
     let engine = match arguments.parallel {
         None => model.engine(),
         Some(parallel) => {
-            let engine = serving_options::paged(&opened, model.engine(), parallel, arguments.kv_tokens)?;
+            let tokens = arguments.kv_tokens;
+            let engine = serving_options::paged(&opened, model.engine(), parallel, tokens, &devices)?;
             BatcherOptions { engine, ..BatcherOptions::default() }.for_model(&opened)?.engine
         }
     };
-    let prepared = model.place(opened, opening, &engine)?;
+    let prepared = model.place_on(opened, opening, &engine, Some(devices))?;
+    if let Some(ranks) = arguments.ranks {
+        let report = RankReport::new(&prepared, model.parallelism, ranks, arguments.link)?;
+        return match &arguments.json {
+            Some(path) if path != Path::new("-") => AtomicFile::write_text(path, &report.json()),
+            Some(_) => Ok(writeln!(io::stdout().lock(), "{}", report.json())?),
+            None => report.print(&mut Escaping(io::stdout().lock())),
+        };
+    }
     let plan = &prepared.placed.forecast;
     if arguments.check {
         plan.check().map_err(|error| Failure::Message(format!("invalid plan: {error}")))?;
@@ -225,12 +249,14 @@ fn kept_states(prepared: &Prepared) -> Vec<String> {
         let (bytes, kept) = (size::text(states.bytes), checkpoints(states.checkpoints));
         format!("recurrent states of {layers}: {bytes} whatever the context{kept}")
     });
-    let experts = model.hyperparameters().layers.iter().filter_map(|layer| layer.experts);
-    let all: usize = experts.map(|experts| experts.count).sum();
+    let layers = model.hyperparameters().layers.iter().enumerate();
+    let with_slots = layers.filter(|(layer, _)| !options.resident_experts.contains(*layer));
+    let experts: Vec<usize> = with_slots.filter_map(|(_, layer)| Some(layer.experts?.count)).collect();
     let cache = (options.expert_slots > 0).then(|| {
         let slots = plural(options.expert_slots, "slot", "slots");
         let bytes = prepared.placed.expert_slot_bytes.iter().sum();
-        format!("expert cache: {slots} on the GPU for {all} experts, {}", size::text(bytes))
+        let (all, layers) = (experts.iter().sum::<usize>(), plural(experts.len(), "layer", "layers"));
+        format!("expert cache: {slots} on the GPU for {all} experts of {layers}, {}", size::text(bytes))
     });
     windows.into_iter().chain(recurrent).chain(cache).collect()
 }
@@ -267,7 +293,7 @@ fn picture(model: &ModelOptions, prepared: &Prepared, explanation: Explanation) 
 
 /// Prints a table of each device's memory; with a column for slots of experts, where there are any.
 fn memory(plan: &Explanation, prepared: &Prepared, out: &mut dyn Write) -> io::Result<()> {
-    let slots = &prepared.placed.expert_slot_bytes;
+    let (slots, staging) = (&prepared.placed.expert_slot_bytes, &prepared.placed.expert_staging_bytes);
     write!(out, "{:10} {:>11} {:>11} {:>11}", "device", "weights", "mmap", "KV cache")?;
     if !slots.is_empty() {
         write!(out, " {:>12}", "expert cache")?;
@@ -275,14 +301,19 @@ fn memory(plan: &Explanation, prepared: &Prepared, out: &mut dyn Write) -> io::R
     writeln!(out, " {:>11} {:>11} {:>11}", "compute", "total", "free")?;
     for (number, BackendLine { bytes, free, .. }) in plan.backends.iter().enumerate() {
         write!(out, "{:10}", bytes.backend)?;
-        let own = slots.get(number).copied().unwrap_or(0);
+        let [own, staged] = [slots, staging].map(|bytes| bytes.get(number).copied().unwrap_or(0));
         for part in [bytes.weights.saturating_sub(own), bytes.mapped, bytes.state] {
             write!(out, " {:>11}", size::text(part))?;
         }
         if !slots.is_empty() {
-            write!(out, " {:>12}", size::text(own))?;
+            write!(out, " {:>12}", size::text(own + staged))?;
         }
-        write!(out, " {:>11} {:>11}", size::text(bytes.compute + bytes.work), size::text(bytes.total()))?;
+        write!(
+            out,
+            " {:>11} {:>11}",
+            size::text(bytes.compute + bytes.work),
+            size::text(bytes.total() + staged)
+        )?;
         writeln!(out, " {:>11}", free.map_or("unknown".to_owned(), size::text))?;
     }
     Ok(())

@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 
 use quadriga_llm::placement::{
-    BatchEstimate, ClassResidence, ModelPart, NextGigabyte, PlacementUnit, SpeedEstimate, TensorClass,
-    residence,
+    BatchEstimate, ClassResidence, ExpertOption, ModelPart, NextGigabyte, PlacementUnit, SpeedEstimate,
+    TensorClass, residence,
 };
 use quadriga_runtime::{Explanation, Rates};
 use quadriga_view::format::{count, list, plural, seconds};
@@ -21,6 +21,8 @@ pub(crate) struct PlacementReport {
     classes: Vec<ClassResidence>,
     /// Slots for experts of the CPU, which are part of the weights in `backends`.
     expert_cache: Option<PlannedExpertCache>,
+    /// The ways to use memory for experts that were compared.
+    expert_options: Vec<ExpertOption>,
     /// The parts of a model that does not fit as a whole, in the order in which accelerators are filled.
     units: Vec<PlacementUnit>,
     /// Tokens per second of prefill and decode, estimated.
@@ -39,6 +41,8 @@ pub(crate) struct PlannedExpertCache {
     slots: usize,
     /// Their bytes on each backend.
     bytes: Vec<u64>,
+    /// Bytes on each backend for experts that are on their way, beside those of the plan.
+    staging_bytes: Vec<u64>,
 }
 
 /// A plan with the model's placement.
@@ -59,7 +63,9 @@ impl PlacementReport {
             expert_cache: (placed.expert_slots > 0).then(|| PlannedExpertCache {
                 slots: placed.expert_slots,
                 bytes: placed.expert_slot_bytes.clone(),
+                staging_bytes: placed.expert_staging_bytes.clone(),
             }),
+            expert_options: placed.expert_options.clone(),
             units: placed.units.clone(),
             prefill_tokens_per_second: estimate.prefill.tokens_per_second(),
             decode_tokens_per_second: estimate.decode.as_ref().map(BatchEstimate::tokens_per_second),
@@ -98,7 +104,7 @@ impl PlacementReport {
     /// Prints the estimated speed, and what more memory would change.
     pub(crate) fn print_estimate(&self, plan: &Explanation, out: &mut dyn Write) -> io::Result<()> {
         let names: Vec<&str> = plan.backends.iter().map(|backend| backend.bytes.backend.as_str()).collect();
-        let SpeedEstimate { prefill, decode, rates } = &self.estimate;
+        let SpeedEstimate { prefill, decode, decode_without_locality, rates } = &self.estimate;
         let batch = plural(prefill.tokens, "token", "tokens");
         write!(out, "Estimate: prefill {} in batches of {batch}", speed(prefill.tokens_per_second()))?;
         match decode {
@@ -109,11 +115,37 @@ impl PlacementReport {
                 writeln!(out, "A token takes {}.", time_of(decode, &names))?;
             }
         }
+        if let Some(without) = decode_without_locality {
+            writeln!(
+                out,
+                "This assumes that text stays on its topic, so that experts in slots are used again; decode {} if all are used equally often.",
+                speed(without.tokens_per_second())
+            )?;
+        }
+        if self.expert_options.len() > 1 {
+            let options: Vec<String> = self.expert_options.iter().map(expert_option).collect();
+            writeln!(out, "Compared for experts: {}.", options.join("; "))?;
+        }
         writeln!(out, "{}", sources(rates, &names))?;
         if let Some(next) = &self.next_gigabyte {
             writeln!(out, "{}", sentence(next))?;
         }
         Ok(())
+    }
+}
+
+/// One way to use memory for experts, with its speeds.
+fn expert_option(option: &ExpertOption) -> String {
+    let layers = plural(option.resident_layers, "whole layer", "whole layers");
+    let (decode, without) = (speed(option.decode), speed(option.decode_without_locality));
+    let prefill = format!("prefill {}", speed(option.prefill));
+    let chosen = if option.chosen { " (chosen)" } else { "" };
+    match option.slots {
+        0 => format!("{layers} {decode}, {prefill}{chosen}"),
+        slots => {
+            let slots = plural(slots, "slot", "slots");
+            format!("{layers} and {slots} {decode} ({without} without locality), {prefill}{chosen}")
+        }
     }
 }
 
@@ -130,6 +162,9 @@ fn time_of(batch: &BatchEstimate, names: &[&str]) -> String {
     if batch.crossings > 0 {
         let crossings = plural(batch.crossings, "crossing", "crossings");
         parts.push(format!("{} for {crossings} between them", seconds(batch.waiting + batch.copies)));
+    }
+    if batch.overlapped > 0.0 {
+        parts.push(format!("{} less because both compute experts at once", seconds(batch.overlapped)));
     }
     if batch.streaming > 0.0 {
         parts.push(format!("{} for streamed weights", seconds(batch.streaming)));

@@ -19,6 +19,12 @@ pub(crate) struct PullArgs {
     /// Repository of Hugging Face's hub and type of quantization: ORG/REPO[:QUANT], or default
     #[arg(value_name = "ORG/REPO[:QUANT]")]
     name: String,
+    /// Branch, tag or commit, also ORG/REPO@REVISION [default: main]
+    #[arg(long, value_name = "REVISION")]
+    revision: Option<String>,
+    /// Use models in the cache only [default: HF_HUB_OFFLINE]
+    #[arg(long)]
+    offline: bool,
     /// Print no progress
     #[arg(short, long)]
     quiet: bool,
@@ -62,12 +68,19 @@ pub(crate) struct ShowArgs {
 
 /// Downloads a model and prints the path of its file.
 pub(crate) fn pull(arguments: &PullArgs) -> Outcome {
-    let access = HubAccess { cache: arguments.cache_dir.as_deref(), offline: false, quiet: arguments.quiet };
+    let access = HubAccess {
+        cache: arguments.cache_dir.as_deref(),
+        offline: arguments.offline,
+        quiet: arguments.quiet,
+    };
     let path = if arguments.name == DEFAULT {
         let ctrl_c = interrupt::catch();
         fetch::default_model(access.cache, arguments.quiet, ctrl_c.flag())?
     } else {
-        let name: RepositoryName = arguments.name.parse()?;
+        let mut name: RepositoryName = arguments.name.parse()?;
+        if let Some(revision) = &arguments.revision {
+            name = name.with_revision(revision)?;
+        }
         let options = ModelOptions::detected(arguments.cache_dir.clone());
         access.pull(&name, &|outline| options.fits(outline))?
     };
@@ -103,7 +116,9 @@ pub(crate) fn list(arguments: &ListArgs) -> Outcome {
     writeln!(out, "{:width$}  {:>10}  COMMIT", "NAME", "SIZE")?;
     for model in &models {
         let commit = model.commit.get(..8).unwrap_or(&model.commit);
-        writeln!(out, "{:width$}  {:>10}  {commit}", full_name(model), size::text(model.bytes))?;
+        let shared = model.files.first().is_some_and(|file| file.is_shared);
+        let shared = if shared { "  in Hugging Face's cache" } else { "" };
+        writeln!(out, "{:width$}  {:>10}  {commit}{shared}", full_name(model), size::text(model.bytes))?;
     }
     Ok(())
 }

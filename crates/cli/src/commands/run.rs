@@ -13,7 +13,7 @@ use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
 use crate::prompt_cache::PromptCacheOptions;
 use crate::recording::{RecordOptions, Recording};
-use crate::{interrupt, model_argument, piped_input, terminal};
+use crate::{interrupt, model_argument, piped_input, ranks, terminal};
 
 /// Arguments of `quadriga run`.
 #[derive(clap::Args)]
@@ -46,7 +46,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
     let (model, words) = model_argument::split(&arguments.model, &arguments.words)?;
     let prompt = prompt(arguments, words)?;
     let prompt = model.llama.unescaped(&prompt);
-    if prompt.trim().is_empty() {
+    if prompt.trim().is_empty() && !ranks::follows() {
         return Err(Failure::Usage(
             "the prompt is empty; give one as an argument, with -p, with -f FILE or on stdin".into(),
         ));
@@ -159,6 +159,10 @@ fn prompt(arguments: &RunArgs, words: &[String]) -> Outcome<String> {
         return piped_input::text(bytes, &path.display().to_string());
     }
     let words = words.join(" ");
+    // Only the first rank has standard input.
+    if ranks::follows() {
+        return Ok(words);
+    }
     match piped_input::read(!words.is_empty() && !arguments.model.quiet)? {
         None if words.is_empty() => Err(Failure::Usage(
             "no prompt; give one as an argument, for example: quadriga run \"What is gravity?\"".into(),

@@ -6,7 +6,7 @@ use quadriga_models::shards::{self, ShardError, SplitLimits};
 use quadriga_view::format::plural;
 
 use crate::failure::{Failure, Outcome};
-use crate::size;
+use crate::{interrupt, size};
 
 /// Arguments of `quadriga split`.
 #[derive(clap::Args)]
@@ -18,7 +18,7 @@ pub(crate) struct SplitArgs {
     /// Most tensors in a part [default: 128, or any number with --split-max-size]
     #[arg(long, value_name = "N", value_parser = crate::values::at_least_one)]
     split_max_tensors: Option<usize>,
-    /// Most bytes of tensors in a part, such as 2G
+    /// Most bytes of tensors in a part, such as 2G; a larger tensor has a part of its own
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     split_max_size: Option<u64>,
     /// Write no tensors into the first part
@@ -27,6 +27,9 @@ pub(crate) struct SplitArgs {
     /// Print the parts and write nothing
     #[arg(long)]
     dry_run: bool,
+    /// llama.cpp's name for what this command does
+    #[arg(long = "split", hide = true)]
+    named: bool,
 }
 
 /// Arguments of `quadriga merge`.
@@ -36,6 +39,9 @@ pub(crate) struct MergeArgs {
     part: PathBuf,
     /// GGUF file to write
     output: PathBuf,
+    /// llama.cpp's name for what this command does
+    #[arg(long = "merge", hide = true)]
+    named: bool,
 }
 
 /// Splits a file.
@@ -53,7 +59,8 @@ pub(crate) fn split(arguments: &SplitArgs) -> Outcome {
         }
         return Ok(());
     }
-    for path in shards::split(&arguments.file, &arguments.prefix, &limits)? {
+    let ctrl_c = interrupt::catch();
+    for path in shards::split(&arguments.file, &arguments.prefix, &limits, &|| ctrl_c.is_pressed())? {
         note!("wrote {}", path.display());
     }
     Ok(())
@@ -61,13 +68,17 @@ pub(crate) fn split(arguments: &SplitArgs) -> Outcome {
 
 /// Merges the parts of a model.
 pub(crate) fn merge(arguments: &MergeArgs) -> Outcome {
-    shards::merge(&arguments.part, &arguments.output)?;
+    let ctrl_c = interrupt::catch();
+    shards::merge(&arguments.part, &arguments.output, &|| ctrl_c.is_pressed())?;
     note!("wrote {}", arguments.output.display());
     Ok(())
 }
 
 impl From<ShardError> for Failure {
     fn from(error: ShardError) -> Failure {
-        Failure::Message(error.to_string())
+        match error {
+            ShardError::Cancelled => Failure::Interrupted,
+            other => Failure::Message(other.to_string()),
+        }
     }
 }

@@ -21,9 +21,9 @@ use self::lines::BatchLine;
 use self::output::{BatchOutput, DoneResult};
 use crate::answer::{AnswerOptions, finish_name};
 use crate::failure::{Failure, Outcome};
-use crate::interrupt;
 use crate::model_options::ModelOptions;
 use crate::serving_options::ServingOptions;
+use crate::{interrupt, ranks};
 
 /// Arguments of `quadriga batch`.
 #[derive(clap::Args)]
@@ -70,11 +70,20 @@ const WAIT: Duration = Duration::from_millis(50);
 /// Answers all requests.
 pub(crate) fn batch(arguments: &BatchArgs) -> Outcome {
     let options = arguments.answer.generator(&arguments.model)?;
+    if ranks::follows() {
+        // Only the first rank has the files.
+        let (opened, opening) = arguments.model.open()?;
+        let devices = arguments.model.open_devices()?;
+        let batching = arguments.serving.batcher(&opened, options.engine, &devices)?;
+        let prepared = arguments.model.place_on(opened, opening, &batching.engine, Some(devices))?;
+        return arguments.serving.load(&arguments.model, &prepared, batching).map(|_| ());
+    }
     let input = BatchInput::open(&arguments.input)?;
     let mut output = BatchOutput::open(arguments.output.as_deref(), &arguments.input, arguments.overwrite)?;
     let (opened, opening) = arguments.model.open()?;
-    let batching = arguments.serving.batcher(&opened, options.engine.clone())?;
-    let mut prepared = arguments.model.place(opened, opening, &batching.engine)?;
+    let devices = arguments.model.open_devices()?;
+    let batching = arguments.serving.batcher(&opened, options.engine.clone(), &devices)?;
+    let mut prepared = arguments.model.place_on(opened, opening, &batching.engine, Some(devices))?;
     arguments.answer.set_template(&mut prepared)?;
     let options = GeneratorOptions {
         template_variables: arguments.answer.template_variables(&prepared.model),

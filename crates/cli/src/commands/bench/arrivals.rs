@@ -59,8 +59,9 @@ pub(super) fn bench(
     if context < needed {
         return Err(Failure::Usage(format!("-c {context}: the context does not hold {needed} tokens")));
     }
-    let options = test.serving.batcher(&opened, EngineOptions { context, ..engine })?;
-    let prepared = model.place(opened, opening, &options.engine)?;
+    let devices = model.open_devices()?;
+    let options = test.serving.batcher(&opened, EngineOptions { context, ..engine }, &devices)?;
+    let prepared = model.place_on(opened, opening, &options.engine, Some(devices))?;
     let (mut batcher, _) = test.serving.load(model, &prepared, options)?;
     if test.warm_up {
         run(&mut batcher, test)?;

@@ -1,18 +1,20 @@
 //! The end of `quadriga quantize`: the result against the input on a short text; and the memory that a model needs beside
 //! its weights.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use quadriga_gguf::File;
 use quadriga_llm::{Engine, EngineOptions};
+use quadriga_models::quality::chunk_tokens;
 use quadriga_models::quantize::{QuantizePlan, Sensitivities};
 
 use super::{QuantizeArgs, Target};
 use crate::commands::compare::judge;
 use crate::commands::perplexity::read_text;
 use crate::failure::{Failure, Outcome};
-use crate::interrupt;
 use crate::model_options::ModelOptions;
+use crate::{interrupt, size};
 
 /// A text on which models are compared: prose, code and numbers.
 const TEXT: &str = include_str!("check.txt");
@@ -21,37 +23,72 @@ const TEXT: &str = include_str!("check.txt");
 const CHUNK: usize = 128;
 const CHUNKS: usize = 2;
 
-/// Prints how far the output is from the input. What cannot be run, such as a part of a model, is not compared.
-pub(super) fn check(arguments: &QuantizeArgs, target: &Target) -> Outcome {
+/// The memory within which models are compared, unless the user says otherwise.
+const MEMORY: u64 = 1 << 30;
+
+/// What the process takes beside models.
+const PROCESS: u64 = 48 << 20;
+
+/// Prints how far the output, of these files, is from the input. What cannot be run is not compared, nor what would take more
+/// memory than quantizing may.
+pub(super) fn check(arguments: &QuantizeArgs, target: &Target, paths: &[PathBuf]) -> Outcome {
+    let Some(output) = paths.first() else { return Ok(()) };
+    let model = ModelOptions::on("cpu", target.threads, None, None);
+    let limit = arguments.memory.unwrap_or(MEMORY);
+    let needed = needed_memory(&model, [&arguments.input, output], limit);
+    if needed.is_ok_and(|needed| needed > limit) {
+        note!(
+            "quadriga: the result was not compared with the input: both models take more than the {} of --memory; \
+             `quadriga compare {} {} -f TEXT` compares them all the same",
+            size::text(limit),
+            arguments.input.display(),
+            output.display()
+        );
+        return Ok(());
+    }
     let text = match &arguments.check_text {
         Some(path) => read_text(path)?,
         None => TEXT.to_owned(),
     };
-    let model = ModelOptions::on("cpu", target.threads, None, None);
-    match judge(&model, (&arguments.input, &target.output), &text, (CHUNK, CHUNKS)) {
+    match judge(&model, (&arguments.input, output), &text, (CHUNK, CHUNKS)) {
         Ok(found) => {
-            if !arguments.quiet {
-                note!(
-                    "against the input, on {} tokens: KL divergence {:.5} (99 % {:.5}), same most probable token {:.1} %, \
-                     perplexity × {:.4} (`quadriga compare` measures more)",
-                    found.tokens,
-                    found.divergence,
-                    found.quantile99,
-                    100.0 * found.same_top.mean,
-                    found.ratio.mean
-                );
-            }
+            note!(
+                "against the input, on {} tokens: KL divergence {:.5} (99 % {:.5}), same most probable token {:.1} %, \
+                 perplexity × {:.4} (`quadriga compare` measures more)",
+                found.tokens,
+                found.divergence,
+                found.quantile99,
+                100.0 * found.same_top.mean,
+                found.ratio.mean
+            );
             Ok(())
         }
         Err(Failure::Interrupted) => Err(Failure::Interrupted),
         Err(Failure::Message(reason) | Failure::Usage(reason)) => {
-            if !arguments.quiet {
-                note!("quadriga: the result was not compared with the input: {reason}");
-            }
+            note!("quadriga: the result was not compared with the input: {reason}");
             Ok(())
         }
         Err(other) => Err(other),
     }
+}
+
+/// The memory that comparing models takes at most: their files, as pages that are mapped count, and what is computed with.
+/// Once it is past the limit, it is not counted to its end.
+fn needed_memory(options: &ModelOptions, paths: [&PathBuf; 2], limit: u64) -> Outcome<u64> {
+    let mut needed = PROCESS;
+    for path in paths {
+        needed += File::open(path)?.byte_len();
+    }
+    for path in paths {
+        if needed > limit {
+            break;
+        }
+        let model = options.with_file(Some(path));
+        let engine = EngineOptions { output_rows: usize::MAX, context: CHUNK, ..model.engine() };
+        let prepared = model.prepare(&engine)?;
+        needed += prepared.placed.forecast.bytes().iter().map(|backend| backend.total()).sum::<u64>();
+    }
+    Ok(needed)
 }
 
 /// Measures how much the input reacts to errors of its tensors; `None` if it cannot be run.
@@ -67,7 +104,7 @@ pub(super) fn sensitivities(
     let options = ModelOptions::on("cpu", target.threads, Some(arguments.input.clone()), None);
     let measure = || -> Outcome<Sensitivities> {
         let (model, _) = options.open()?;
-        let tokens = model.tokenizer()?.encode(&text, false);
+        let tokens = chunk_tokens(model.tokenizer()?, &text, CHUNK);
         let tokens = tokens.get(..CHUNK).unwrap_or(&tokens);
         let engine_options = EngineOptions { output_rows: usize::MAX, context: CHUNK, ..options.engine() };
         let mut engine = |model| -> Outcome<Engine> {

@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use quadriga_gguf::File;
 use quadriga_graph::DType;
-use quadriga_models::check_output;
 use quadriga_models::importance::ImportanceMatrix;
 use quadriga_models::quantize::{
-    FileType, FitBasis, QuantizeHooks, QuantizeOptions, QuantizePlan, TensorType, WrittenTensor, fit,
-    output_paths, parse_override, parse_type, quantize_file,
+    FileType, FitBasis, QuantizeError, QuantizeHooks, QuantizeOptions, QuantizePlan, TensorType,
+    WrittenTensor, fit, output_paths, parse_override, parse_type, quantize_file,
 };
+use quadriga_models::{Error, check_output};
 
 use crate::commands::perplexity::read_text;
 use crate::failure::{Failure, Outcome};
@@ -26,7 +26,7 @@ pub(crate) struct QuantizeArgs {
     /// GGUF file to quantize; of a split model, any of its parts
     input: PathBuf,
     /// [OUT] TYPE [THREADS]: file to write [default: ggml-model-TYPE.gguf beside the input], type or mix, number of threads
-    #[arg(required = true, num_args = 1..=3, value_names = ["OUT", "TYPE", "THREADS"])]
+    #[arg(num_args = 0..=3, value_names = ["OUT", "TYPE", "THREADS"])]
     rest: Vec<String>,
     /// Importance matrix, by `quadriga imatrix` or llama.cpp
     #[arg(long, value_name = "FILE")]
@@ -82,9 +82,9 @@ pub(crate) struct QuantizeArgs {
     /// Text for the comparison [default: a short one of its own]
     #[arg(long, value_name = "FILE")]
     check_text: Option<PathBuf>,
-    /// Memory for buffers
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size::parse)]
-    memory: u64,
+    /// Memory for buffers [default: 256M], and for both models at the end, which are not compared if they need more [default: 1G]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    memory: Option<u64>,
     /// Number of threads [default: number of cores]
     #[arg(short, long, value_name = "N", value_parser = values::threads)]
     threads: Option<usize>,
@@ -117,7 +117,7 @@ impl QuantizeArgs {
         let unknown = |name: &str| {
             let nearest = crate::similar::nearest(FileType::all().map(FileType::name), name);
             let hint = nearest.first().map_or_else(String::new, |name| format!("; did you mean {name}?"));
-            Failure::Usage(format!("{name:?} is no type{hint} (see `quadriga quantize --help`)"))
+            Failure::Usage(format!("{name:?} is no type{hint} {TYPES}"))
         };
         let threads = |text: &str| {
             values::threads(text).map_err(|reason| Failure::Usage(format!("THREADS {text:?} {reason}")))
@@ -146,14 +146,18 @@ impl QuantizeArgs {
                 let file_type = FileType::from_name(name).ok_or_else(|| unknown(name))?;
                 (output.into(), file_type, Some(threads(count)?))
             }
-            [] => return Err(Failure::Usage("the type is missing".to_owned())),
+            [] => {
+                return Err(Failure::Usage(format!(
+                    "the type is missing: quadriga quantize IN [OUT] TYPE. {TYPES}"
+                )));
+            }
         };
         Ok(Target { output, file_type, threads: self.threads.or(count) })
     }
 
     /// The options of the quantizer.
     fn options(&self, target: &Target) -> Outcome<QuantizeOptions> {
-        let usage = |error: quadriga_models::quantize::QuantizeError| Failure::Usage(error.to_string());
+        let usage = |error: QuantizeError| Failure::Usage(error.to_string());
         let mut rules = self.tensor_type.clone();
         if let Some(path) = &self.tensor_type_file {
             let text = std::fs::read_to_string(path).map_err(|error| Failure::file("read", path, &error))?;
@@ -177,7 +181,9 @@ impl QuantizeArgs {
         options.include_weights.clone_from(&self.include_weights);
         options.exclude_weights.clone_from(&self.exclude_weights);
         options.threads = target.threads.unwrap_or_default();
-        options.memory = usize::try_from(self.memory).unwrap_or(usize::MAX);
+        if let Some(memory) = self.memory {
+            options.memory = usize::try_from(memory).unwrap_or(usize::MAX);
+        }
         Ok(options)
     }
 }
@@ -185,7 +191,7 @@ impl QuantizeArgs {
 /// Plans, quantizes and reports.
 pub(crate) fn quantize(arguments: &QuantizeArgs) -> Outcome {
     let target = arguments.target()?;
-    let options = arguments.options(&target)?;
+    let mut options = arguments.options(&target)?;
     let file = File::open(&arguments.input)?;
     let paths = output_paths(&file, &target.output, &options, arguments.imatrix.as_deref())?;
     let read = arguments.check_text.iter().chain(&arguments.tensor_type_file);
@@ -198,24 +204,32 @@ pub(crate) fn quantize(arguments: &QuantizeArgs) -> Outcome {
     }
     let matrix = arguments.imatrix.as_deref().map(ImportanceMatrix::read).transpose()?;
     let plan = match arguments.fit {
-        Some(size) => fit_plan(arguments, &target, &file, &options, matrix.as_ref(), size)?,
+        Some(size) => {
+            let plan = fit_plan(arguments, &target, &file, &options, matrix.as_ref(), size)?;
+            options.file_type = plan.main_type().unwrap_or(options.file_type);
+            plan
+        }
         None => QuantizePlan::new(&file, &options, matrix.as_ref())?,
     };
+    if !arguments.quiet {
+        warn(&options, &plan, matrix.as_ref());
+    }
     if arguments.dry_run {
         return print_plan(&file, &plan);
-    }
-    if !arguments.quiet {
-        warn(&target, &options, &plan, matrix.as_ref());
     }
     let importance = matrix.as_ref().zip(arguments.imatrix.as_deref());
     write(arguments, &file, &target, &plan, &options, importance)?;
     if paths.len() > 1 && !arguments.quiet {
         paths.iter().for_each(|path| note!("wrote {}", path.display()));
     }
-    if arguments.no_check || options.keep_split {
+    // Nobody would see what it finds.
+    if arguments.no_check || arguments.quiet {
         return Ok(());
     }
-    check::check(arguments, &target)
+    // What is mapped counts as memory.
+    drop(file);
+    drop(matrix);
+    check::check(arguments, &target, &paths)
 }
 
 /// A plan that fits in a size: of the file, or of a device's memory.
@@ -238,7 +252,23 @@ fn fit_plan(
     let ctrl_c = interrupt::catch();
     let basis = FitBasis { importance: matrix, sensitivities: sensitivities.as_ref() };
     let plan = fit(file, options, basis, size.saturating_sub(beside), &|| ctrl_c.is_pressed());
-    if ctrl_c.is_pressed() { Err(Failure::Interrupted) } else { Ok(plan?) }
+    match plan {
+        _ if ctrl_c.is_pressed() => Err(Failure::Interrupted),
+        Err(Error::Quantize(QuantizeError::TooSmall { smallest, .. })) => {
+            let (place, others, advice) = match arguments.vram {
+                true => ("of memory", "KV cache and buffers", "; -c N sets a smaller context"),
+                false => ("", "names and metadata", ""),
+            };
+            Err(Failure::Message(format!(
+                "--fit {}: the model needs at least {} {place}, {} for weights of the smallest types and {} for {others}{advice}",
+                size::text(size),
+                size::text(smallest.saturating_add(beside)),
+                size::text(smallest),
+                size::text(beside)
+            )))
+        }
+        plan => Ok(plan?),
+    }
 }
 
 fn write(
@@ -285,12 +315,12 @@ fn write(
 }
 
 /// What the user should know before it is computed.
-fn warn(target: &Target, options: &QuantizeOptions, plan: &QuantizePlan, matrix: Option<&ImportanceMatrix>) {
+fn warn(options: &QuantizeOptions, plan: &QuantizePlan, matrix: Option<&ImportanceMatrix>) {
     let low = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ3_XXS", "Q2_K_S"];
-    if matrix.is_none() && low.contains(&target.file_type.name()) {
+    if matrix.is_none() && low.contains(&options.file_type.name()) {
         note!(
             "quadriga: {} without --imatrix loses much quality; `quadriga imatrix` computes one",
-            target.file_type
+            options.file_type
         );
     }
     let fallbacks = plan.tensors.iter().filter(|tensor| tensor.wanted.is_some()).count();

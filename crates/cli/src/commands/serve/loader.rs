@@ -5,17 +5,13 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use quadriga_llm::placement::Devices;
-use quadriga_llm::{Embedder, EmbedderOptions, EngineOptions, GeneratorOptions, Model};
+use quadriga_llm::{EmbedderOptions, EngineOptions, GeneratorOptions, Model};
 use quadriga_server::{LoadError, ModelEntry, ModelLoader, PlanPictures, ServedModel, check_memory};
 use quadriga_view::Picture;
 
 use super::ServeArgs;
 use crate::failure::{Failure, Outcome};
 use crate::model_options::{ModelOptions, Prepared};
-
-/// The most texts that a model with a KV cache embeds at once, and the most tokens of them unless one text has more.
-const EMBEDDED_TEXTS: usize = 16;
-const EMBEDDED_TOKENS: usize = 16 << 10;
 
 /// Finds, plans and loads models.
 pub(super) struct Loader {
@@ -71,6 +67,18 @@ impl Loader {
         std::sync::Arc::clone(&self.failure)
     }
 
+    /// On ranks after the first: loads their part of the model, and computes until the first has ended.
+    pub(super) fn follow(&self) -> Outcome {
+        let entry = self.first.as_ref().ok_or_else(|| {
+            Failure::Usage("--models-dir needs a model for all ranks, too: name one with -m".to_owned())
+        })?;
+        match self.try_load(entry) {
+            Ok(_) => Ok(()),
+            Err(LoadFailure::Failed(failure)) => Err(failure),
+            Err(LoadFailure::DoesNotFit(reason)) => Err(Failure::Message(reason)),
+        }
+    }
+
     fn try_load(&self, entry: &ModelEntry) -> Result<ServedModel, LoadFailure> {
         let is_first = self.first.as_ref().is_some_and(|first| first.name == entry.name);
         let mut options = match is_first {
@@ -104,8 +112,8 @@ struct Load<'l> {
 
 impl Load<'_> {
     /// Plans a model. One that does not fit is refused, unless the user named it: then there was a warning.
-    fn place(&self, model: Model, engine: &EngineOptions) -> Result<Prepared, LoadFailure> {
-        let prepared = self.options.place_on(model, self.opening, engine, self.devices.clone())?;
+    fn place(&self, model: Model, engine: &EngineOptions, devices: Devices) -> Result<Prepared, LoadFailure> {
+        let prepared = self.options.place_on(model, self.opening, engine, Some(devices))?;
         if self.devices.is_some() || !self.is_first || self.loader.arguments.models_dir.is_some() {
             check_memory(&prepared.placed.forecast, prepared.devices.backends())
                 .map_err(LoadFailure::DoesNotFit)?;
@@ -115,16 +123,22 @@ impl Load<'_> {
         Ok(prepared)
     }
 
+    /// The devices of the models before, or those that the options name.
+    fn open_devices(&self) -> Outcome<Devices> {
+        self.devices.clone().map_or_else(|| self.options.open_devices(), Ok)
+    }
+
     fn generator(&self, model: Model) -> Result<ServedModel, LoadFailure> {
         let arguments = &self.loader.arguments;
         let options = arguments.answer.generator(&self.options)?;
-        let mut batching = arguments.serving.batcher(&model, options.engine.clone())?;
+        let devices = self.open_devices()?;
+        let mut batching = arguments.serving.batcher(&model, options.engine.clone(), &devices)?;
         batching.queue = arguments.queue;
         if !self.is_first {
             // The file belongs to one model.
             batching.cache_file = None;
         }
-        let mut prepared = self.place(model, &batching.engine)?;
+        let mut prepared = self.place(model, &batching.engine, devices)?;
         arguments.answer.set_template(&mut prepared)?;
         let options = GeneratorOptions {
             template_variables: arguments.answer.template_variables(&prepared.model),
@@ -132,15 +146,13 @@ impl Load<'_> {
         };
         let (batcher, _) = arguments.serving.load(&self.options, &prepared, batching)?;
         let pictures = self.pictures(&prepared);
-        let embedder = embedder_beside(&prepared);
-        let served = ServedModel::start(self.entry.name.clone(), batcher, options, Some(pictures))?;
-        Ok(served.with_embedder(embedder))
+        Ok(ServedModel::start(self.entry.name.clone(), batcher, options, Some(pictures))?)
     }
 
     fn encoder(&self, model: Model) -> Result<ServedModel, LoadFailure> {
         let embedding = EmbedderOptions { engine: self.options.engine(), ..EmbedderOptions::default() };
         let engine = embedding.engine(&model);
-        let prepared = self.place(model, &engine)?;
+        let prepared = self.place(model, &engine, self.open_devices()?)?;
         let (embedder, _) = prepared.embedder(embedding)?;
         let (model, pictures) = (prepared.model.clone(), self.pictures(&prepared));
         let served = ServedModel::encoder(self.entry.name.clone(), model, engine, Some(pictures));
@@ -151,16 +163,6 @@ impl Load<'_> {
         let picture = Picture::new(self.entry.name.clone(), prepared.placed.forecast.explain());
         PlanPictures { svg: picture.svg(), html: picture.html() }
     }
-}
-
-/// Makes an embedder of a model for text, with the weights that it has loaded, when the first request for embeddings comes.
-fn embedder_beside(prepared: &Prepared) -> Box<dyn FnOnce() -> quadriga_llm::Result<Embedder> + Send> {
-    let (model, scheduler) = (prepared.model.clone(), prepared.placed.scheduler.clone());
-    // Its KV cache comes on top of the other: one long text, or a few shorter ones.
-    let sequences = (EMBEDDED_TOKENS / prepared.options.context.max(1)).clamp(1, EMBEDDED_TEXTS);
-    let engine = EngineOptions { sequences, pages: 0, ..prepared.options.clone() };
-    let options = EmbedderOptions { engine, ..EmbedderOptions::default() };
-    Box::new(move || Embedder::new(model, &scheduler, options, &mut |_| {}))
 }
 
 impl ModelLoader for Loader {

@@ -6,6 +6,7 @@ use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
+use super::traces::{self, Traces};
 use crate::failure::{Failure, Outcome};
 
 /// The form of a line.
@@ -39,14 +40,20 @@ impl LogLevel {
     }
 }
 
-/// Logs to standard error from now on. Bodies of requests, with prompts, are logged only if that is asked for.
-pub(super) fn install(format: LogFormat, level: LogLevel, prompts: bool) -> Outcome {
-    let Some(level) = level.level() else { return Ok(()) };
+/// Logs to standard error from now on, and sends traces to a collector as long as what it returns lives. Bodies of requests, with
+/// prompts, are logged only if that is asked for.
+pub(super) fn install(
+    format: LogFormat,
+    level: LogLevel,
+    prompts: bool,
+    collector: Option<&str>,
+) -> Outcome<Traces> {
+    let level = level.level();
     let filter = filter_fn(move |metadata| {
         // Libraries beside us say what concerns their authors.
         let own = metadata.target().starts_with("quadriga");
-        let level = if own { level } else { level.min(Level::WARN) };
-        *metadata.level() <= level && (prompts || metadata.target() != PROMPTS)
+        let level = level.map(|level| if own { level } else { level.min(Level::WARN) });
+        level.is_some_and(|level| *metadata.level() <= level) && (prompts || metadata.target() != PROMPTS)
     });
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let layer = match format {
@@ -56,6 +63,7 @@ pub(super) fn install(format: LogFormat, level: LogLevel, prompts: bool) -> Outc
         }
         LogFormat::Json => layer.json().flatten_event(true).with_ansi(false).with_span_list(false).boxed(),
     };
-    let installed = tracing_subscriber::registry().with(layer.with_filter(filter)).try_init();
-    installed.map_err(|error| Failure::Message(format!("cannot log: {error}")))
+    let (spans, traces) = traces::layer(collector)?;
+    let installed = tracing_subscriber::registry().with(layer.with_filter(filter)).with(spans).try_init();
+    installed.map(|()| traces).map_err(|error| Failure::Message(format!("cannot log: {error}")))
 }

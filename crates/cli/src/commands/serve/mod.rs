@@ -3,6 +3,8 @@
 mod loader;
 mod logs;
 mod signals;
+#[cfg_attr(not(feature = "otel"), path = "traces_absent.rs")]
+mod traces;
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -20,7 +22,7 @@ use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::model_options::ModelOptions;
 use crate::serving_options::ServingOptions;
-use crate::{size, values};
+use crate::{ranks, size, values};
 
 /// Headings of the help text.
 const SERVER: &str = "Server options";
@@ -78,6 +80,9 @@ pub(crate) struct ServeArgs {
     /// Log the bodies of requests, with the prompts in them
     #[arg(long, help_heading = SERVER)]
     log_prompts: bool,
+    /// Collector of OpenTelemetry traces, such as http://127.0.0.1:4318 [default: that of OTEL_EXPORTER_OTLP_ENDPOINT]
+    #[arg(long, value_name = "URL", help_heading = SERVER)]
+    otlp_endpoint: Option<String>,
     /// Folder of GGUF files, each of which is loaded when a request names it
     #[arg(long, value_name = "FOLDER", help_heading = MODELS)]
     models_dir: Option<PathBuf>,
@@ -156,7 +161,11 @@ fn octal(text: &str) -> Result<u32, String> {
 /// Serves until it is told to stop.
 pub(crate) fn serve(arguments: &ServeArgs) -> Outcome {
     let level = if arguments.model.quiet { LogLevel::Warn } else { arguments.log_level };
-    logs::install(arguments.log_format, level, arguments.log_prompts)?;
+    let collector = arguments.otlp_endpoint.as_deref();
+    let _traces = logs::install(arguments.log_format, level, arguments.log_prompts, collector)?;
+    if ranks::follows() {
+        return Loader::new(arguments).follow();
+    }
     let app = Arguments(arguments).app()?;
     let loader = Loader::new(arguments);
     let (first, failure) = (loader.first(), loader.failure());
@@ -171,7 +180,7 @@ pub(crate) fn serve(arguments: &ServeArgs) -> Outcome {
         .build();
     let runtime = runtime.map_err(|error| Failure::Message(format!("cannot start threads: {error}")))?;
     // The first Ctrl-C is ours to handle, the second ends the process.
-    let _ctrl_c = interrupt::catch();
+    interrupt::catch_to_the_end();
     let outcome = runtime.block_on(async {
         let secure = app.tls().is_some();
         let server = Server::bind(app, address.clone())
@@ -202,12 +211,38 @@ pub(crate) fn serve(arguments: &ServeArgs) -> Outcome {
             };
             note!("quadriga: {name} is served at {url} (Ctrl-C ends it)");
         }
-        let _ = running.await;
+        let lost = tokio::select! {
+            _ = &mut running => None,
+            lost = loss() => Some(lost),
+        };
+        if let Some(reason) = lost {
+            tracing::error!(reason, "a rank is lost: the server stops");
+            // Answers that are waited for fail with status 503, and so does what still comes.
+            stop.stop();
+            let _ = running.await;
+            return Err(Failure::Lost(reason));
+        }
         drop(stop);
         Ok(())
     });
     runtime.shutdown_timeout(LAST_THREADS);
     outcome
+}
+
+/// How often it is looked whether a rank is lost.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Waits until ranks can no longer exchange data; for ever where there is one.
+async fn loss() -> String {
+    if !ranks::are_several() {
+        return std::future::pending().await;
+    }
+    loop {
+        if let Some(reason) = ranks::lost() {
+            return reason;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 /// What the arguments mean.
@@ -267,7 +302,8 @@ impl Arguments<'_> {
     }
 
     fn policy(&self) -> ModelPolicy {
-        let seconds = u64::try_from(self.0.sleep_idle_seconds).ok();
+        // Ranks follow one engine, which stays.
+        let seconds = u64::try_from(self.0.sleep_idle_seconds).ok().filter(|_| !ranks::are_several());
         ModelPolicy { most: self.0.models_max, keep_alive: seconds.map(Duration::from_secs) }
     }
 

@@ -42,9 +42,10 @@ pub(super) enum KeyValue {
     Real(f32),
     Flag(bool),
     Text(&'static str),
+    Numbers(&'static [i32]),
 }
 
-use KeyValue::{Flag, Real, Text, Whole};
+use KeyValue::{Flag, Numbers, Real, Text, Whole};
 
 impl From<KeyValue> for OwnedValue {
     fn from(value: KeyValue) -> OwnedValue {
@@ -53,6 +54,7 @@ impl From<KeyValue> for OwnedValue {
             Real(value) => value.into(),
             Flag(value) => value.into(),
             Text(value) => value.into(),
+            Numbers(values) => values.to_vec().into(),
         }
     }
 }
@@ -99,6 +101,7 @@ impl Preset {
                 vec![
                     ("context_length", Whole(163_840)),
                     ("leading_dense_block_count", Whole(1)),
+                    ("attention.q_lora_rank", Whole(0)),
                     ("attention.kv_lora_rank", Whole(512)),
                     ("attention.key_length", Whole(576)),
                     ("attention.value_length", Whole(512)),
@@ -208,6 +211,8 @@ pub(super) fn special(architecture: &str) -> Keys {
         ("ssm.time_step_rank", Whole(4)),
         ("ssm.inner_size", Whole(128)),
         ("full_attention_interval", Whole(4)),
+        // Of positions in pictures; llama.cpp needs them in any file.
+        ("rope.dimension_sections", Numbers(&[11, 11, 10, 0])),
         ("block_count", Whole(4)),
     ];
     let shared = vec![("expert_shared_feed_forward_length", Whole(64))];
@@ -232,6 +237,7 @@ pub(super) fn special(architecture: &str) -> Keys {
                 ("leading_dense_block_count", Whole(1)),
                 ("expert_shared_count", Whole(1)),
                 ("attention.head_count_kv", Whole(1)),
+                ("attention.q_lora_rank", Whole(24)),
                 ("attention.kv_lora_rank", Whole(32)),
                 ("attention.key_length", Whole(48)),
                 ("attention.value_length", Whole(32)),

