@@ -238,6 +238,9 @@ typedef struct qd_model qd_model;
 // Where and when every node of a graph runs, and how many bytes that takes: immutable.
 typedef struct qd_plan qd_plan;
 
+// Outputs on their way to the host. It keeps its session.
+typedef struct qd_read qd_read;
+
 // A request that a service answers. Freeing it cancels it.
 typedef struct qd_request qd_request;
 
@@ -989,6 +992,9 @@ typedef struct {
 // 8-bit blocks of 32 with a scale.
 #define QD_DTYPE_Q8_0 8
 
+// 8-bit blocks of 32 with a scale and a sum, for intermediate results.
+#define QD_DTYPE_Q8_1 9
+
 // 2-bit k-quants.
 #define QD_DTYPE_Q2_K 10
 
@@ -1004,8 +1010,29 @@ typedef struct {
 // 6-bit k-quants.
 #define QD_DTYPE_Q6_K 14
 
+// 8-bit blocks of 256 with a scale and sums, for intermediate results.
+#define QD_DTYPE_Q8_K 15
+
+// Codebook quantization, 2.06 bits.
+#define QD_DTYPE_IQ2_XXS 16
+
+// Codebook quantization, 2.31 bits.
+#define QD_DTYPE_IQ2_XS 17
+
+// Codebook quantization, 3.06 bits.
+#define QD_DTYPE_IQ3_XXS 18
+
+// Codebook quantization, 1.56 bits.
+#define QD_DTYPE_IQ1_S 19
+
 // 4-bit non-linear blocks of 32.
 #define QD_DTYPE_IQ4_NL 20
+
+// Codebook quantization, 3.44 bits.
+#define QD_DTYPE_IQ3_S 21
+
+// Codebook quantization, 2.56 bits.
+#define QD_DTYPE_IQ2_S 22
 
 // 4-bit non-linear blocks of 256.
 #define QD_DTYPE_IQ4_XS 23
@@ -1025,11 +1052,23 @@ typedef struct {
 // 64-bit floating point.
 #define QD_DTYPE_F64 28
 
+// Codebook quantization, 1.75 bits.
+#define QD_DTYPE_IQ1_M 29
+
 // Brain floating point.
 #define QD_DTYPE_BF16 30
 
+// Ternary weights, 1.69 bits.
+#define QD_DTYPE_TQ1_0 34
+
+// Ternary weights, 2.06 bits.
+#define QD_DTYPE_TQ2_0 35
+
 // 4-bit floating point in blocks of 32 with a scale.
 #define QD_DTYPE_MXFP4 39
+
+// 4-bit floating point in blocks of 64 with scales of 16.
+#define QD_DTYPE_NVFP4 40
 
 // No tensor: for optional arguments, and after errors.
 #define QD_NO_TENSOR -1
@@ -1302,7 +1341,8 @@ qd_status qd_request_next(qd_request *request, qd_piece *piece, qd_completion *c
 // Threads: any.
 void qd_request_free(qd_request *request);
 
-// Answers a prompt: submits it, and gives the answer to a callback on the calling thread.
+// Answers a prompt: submits it, and gives the answer to a callback on the calling thread. An answer that the callback stops
+// has the tokens and times that were seen until then; how many tokens of its prompt were cached is not known.
 //
 // Threads: any.
 qd_status qd_service_generate(qd_service *service,
@@ -2044,7 +2084,7 @@ qd_scheduler *qd_scheduler_new(const qd_backend *const *backends, size_t backend
 void qd_scheduler_free(qd_scheduler *scheduler);
 
 // Places the leaf or result of this name on a backend, by number, in every graph that has one. Every node that writes it
-// runs there.
+// runs there. The graphs are planned later, so a name that none of them has is not an error.
 //
 // Threads: one at a time for each scheduler.
 qd_status qd_scheduler_pin(qd_scheduler *scheduler,
@@ -2247,7 +2287,8 @@ qd_buffer *qd_session_tensor(const qd_session *session,
                              size_t *offset,
                              qd_error *error);
 
-// Uses a buffer of the caller for the input or state of this name, in every graph that is used afterwards.
+// Uses a buffer of the caller for the input or state of this name, in every graph that qd_session_use_graph makes the current
+// one afterwards. Plans that were made already do not use it.
 //
 // Threads: one at a time for each session.
 qd_status qd_session_bind_leaf(qd_session *session,
@@ -2257,7 +2298,8 @@ qd_status qd_session_bind_leaf(qd_session *session,
                                size_t bytes,
                                qd_error *error);
 
-// Uses a buffer of the caller for the output of this name, in every graph that is used afterwards.
+// Uses a buffer of the caller for the output of this name, which must be computed, in every graph that qd_session_use_graph
+// makes the current one afterwards. Plans that were made already do not use it.
 //
 // Threads: one at a time for each session.
 qd_status qd_session_bind_output(qd_session *session,
@@ -2266,6 +2308,41 @@ qd_status qd_session_bind_output(qd_session *session,
                                  size_t offset,
                                  size_t bytes,
                                  qd_error *error);
+
+// Makes an output of the latest run an input of the next one, without waiting for it: the bytes stay on their device. Stores
+// 1 in `*chained`, or 0, and nothing has happened, if the two are not on one device: then read the output and set the input.
+//
+// Threads: one at a time for each session.
+qd_status qd_session_chain(qd_session *session,
+                           const char *output,
+                           const char *input,
+                           int32_t *chained,
+                           qd_error *error);
+
+// Starts to read outputs of the latest run, without waiting: they are copied to the host when the run is done, and runs that
+// are started meanwhile do not change them. qd_read_finish waits for the bytes. Two reads of a session may be pending; a third
+// takes the place of the older one.
+//
+// Threads: one at a time for each session.
+qd_read *qd_session_read_start(qd_session *session,
+                               const char *const *outputs,
+                               size_t output_count,
+                               qd_error *error);
+
+// Waits for outputs that are being read, and copies their bytes, one output after the other. A read is finished once; one whose
+// buffer was too small can be finished with another.
+//
+// Threads: one at a time for each session.
+qd_status qd_read_finish(qd_read *read,
+                         void *data,
+                         size_t capacity,
+                         size_t *needed,
+                         qd_error *error);
+
+// Frees a read. One that was not finished is abandoned.
+//
+// Threads: any.
+void qd_read_free(qd_read *read);
 
 // Reads a part of a state, from a byte on; waits for the run in flight.
 //

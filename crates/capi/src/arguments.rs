@@ -109,6 +109,12 @@ pub(crate) unsafe fn parameters<P: Parameters>(pointer: *const P) -> Outcome<P> 
     Ok(own)
 }
 
+/// A buffer of the caller has no room for all elements.
+pub(crate) fn too_small(needed: usize, capacity: usize) -> Failure {
+    let message = format!("the buffer has room for {capacity} elements, but {needed} are needed");
+    Failure::new(QD_STATUS_BUFFER_TOO_SMALL, message)
+}
+
 /// Gives elements to a buffer of the caller, or says how many there are.
 ///
 /// # Safety
@@ -123,9 +129,7 @@ pub(crate) unsafe fn give<T: Copy>(
         *needed = from.len();
     }
     if from.len() > capacity {
-        let (len, what) = (from.len(), "elements");
-        let message = format!("the buffer has room for {capacity} {what}, but {len} are needed");
-        return Err(Failure::new(QD_STATUS_BUFFER_TOO_SMALL, message));
+        return Err(too_small(from.len(), capacity));
     }
     if !from.is_empty() {
         if to.is_null() {

@@ -8,6 +8,7 @@ use quadriga::graph::{CustomCall, CustomError, CustomKernel, CustomOp, DType, Sh
 
 use crate::arguments::{Parameters, UserData, array, parameters, text};
 use crate::builder::{add, qd_builder};
+use crate::callbacks::keep_reason;
 use crate::dtype;
 use crate::guard;
 use crate::handle::{self, Handle};
@@ -165,7 +166,14 @@ pub unsafe extern "C" fn qd_custom_op_new(
         let in_place = match table.in_place {
             -1 => None,
             input => {
-                Some(usize::try_from(input).map_err(|_| Failure::argument(format!("in_place is {input}")))?)
+                let input = usize::try_from(input).ok().filter(|input| *input < IN_PLACE_INPUTS);
+                Some(input.ok_or_else(|| {
+                    let most = IN_PLACE_INPUTS - 1;
+                    Failure::argument(format!(
+                        "in_place is {}; it is -1, or from 0 to {most}",
+                        table.in_place
+                    ))
+                })?)
             }
         };
         // Operations with other functions are others, whatever their attributes.
@@ -214,6 +222,9 @@ pub unsafe extern "C" fn qd_custom(
         }
     })
 }
+
+/// How many inputs a result can overwrite one of.
+const IN_PLACE_INPUTS: usize = 8;
 
 /// Names of operations, which live as long as the program; each is kept once.
 static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
@@ -265,7 +276,11 @@ struct Kernel {
 fn checked(status: qd_status, error: &qd_error) -> Result<(), CustomError> {
     match status {
         QD_STATUS_OK => Ok(()),
-        status => Err(error.text(&format!("the callback returned {status}")).into()),
+        status => {
+            let reason = error.text(&format!("the callback returned {status}"));
+            keep_reason(&reason);
+            Err(reason.into())
+        }
     }
 }
 

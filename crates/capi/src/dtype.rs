@@ -24,6 +24,8 @@ pub const QD_DTYPE_Q5_0: qd_dtype = 6;
 pub const QD_DTYPE_Q5_1: qd_dtype = 7;
 /// 8-bit blocks of 32 with a scale.
 pub const QD_DTYPE_Q8_0: qd_dtype = 8;
+/// 8-bit blocks of 32 with a scale and a sum, for intermediate results.
+pub const QD_DTYPE_Q8_1: qd_dtype = 9;
 /// 2-bit k-quants.
 pub const QD_DTYPE_Q2_K: qd_dtype = 10;
 /// 3-bit k-quants.
@@ -34,8 +36,22 @@ pub const QD_DTYPE_Q4_K: qd_dtype = 12;
 pub const QD_DTYPE_Q5_K: qd_dtype = 13;
 /// 6-bit k-quants.
 pub const QD_DTYPE_Q6_K: qd_dtype = 14;
+/// 8-bit blocks of 256 with a scale and sums, for intermediate results.
+pub const QD_DTYPE_Q8_K: qd_dtype = 15;
+/// Codebook quantization, 2.06 bits.
+pub const QD_DTYPE_IQ2_XXS: qd_dtype = 16;
+/// Codebook quantization, 2.31 bits.
+pub const QD_DTYPE_IQ2_XS: qd_dtype = 17;
+/// Codebook quantization, 3.06 bits.
+pub const QD_DTYPE_IQ3_XXS: qd_dtype = 18;
+/// Codebook quantization, 1.56 bits.
+pub const QD_DTYPE_IQ1_S: qd_dtype = 19;
 /// 4-bit non-linear blocks of 32.
 pub const QD_DTYPE_IQ4_NL: qd_dtype = 20;
+/// Codebook quantization, 3.44 bits.
+pub const QD_DTYPE_IQ3_S: qd_dtype = 21;
+/// Codebook quantization, 2.56 bits.
+pub const QD_DTYPE_IQ2_S: qd_dtype = 22;
 /// 4-bit non-linear blocks of 256.
 pub const QD_DTYPE_IQ4_XS: qd_dtype = 23;
 /// 8-bit integer.
@@ -48,10 +64,18 @@ pub const QD_DTYPE_I32: qd_dtype = 26;
 pub const QD_DTYPE_I64: qd_dtype = 27;
 /// 64-bit floating point.
 pub const QD_DTYPE_F64: qd_dtype = 28;
+/// Codebook quantization, 1.75 bits.
+pub const QD_DTYPE_IQ1_M: qd_dtype = 29;
 /// Brain floating point.
 pub const QD_DTYPE_BF16: qd_dtype = 30;
+/// Ternary weights, 1.69 bits.
+pub const QD_DTYPE_TQ1_0: qd_dtype = 34;
+/// Ternary weights, 2.06 bits.
+pub const QD_DTYPE_TQ2_0: qd_dtype = 35;
 /// 4-bit floating point in blocks of 32 with a scale.
 pub const QD_DTYPE_MXFP4: qd_dtype = 39;
+/// 4-bit floating point in blocks of 64 with scales of 16.
+pub const QD_DTYPE_NVFP4: qd_dtype = 40;
 
 /// The type with this number.
 pub(crate) fn from_id(id: qd_dtype) -> Outcome<DType> {

@@ -5,7 +5,7 @@
 //! | the boundary | `status` (errors), `handle` (numbers that stand for objects), `guard` (no panic leaves), `arguments` |
 //! | text | `model`, `request`, `generator`, `kv_cache`, `service`, `embedder` |
 //! | graphs | `builder`, `ops_*`, `gguf`, `graph`, `custom` |
-//! | running | `backend`, `buffer`, `allocator`, `scheduler`, `plan`, `session`, `session_state`, `observe`, `conformance` |
+//! | running | `backend`, `buffer`, `allocator`, `scheduler`, `plan`, `session`, `session_state`, `session_overlap`, `observe`, `conformance` |
 //! | own backends | `own_backend` |
 //!
 //! ```
@@ -23,6 +23,7 @@ mod arguments;
 mod backend;
 mod buffer;
 mod builder;
+mod callbacks;
 mod conformance;
 mod custom;
 mod dtype;
@@ -48,6 +49,7 @@ mod request;
 mod scheduler;
 mod service;
 mod session;
+mod session_overlap;
 mod session_state;
 mod status;
 mod tensor;
@@ -80,6 +82,7 @@ pub use request::*;
 pub use scheduler::*;
 pub use service::*;
 pub use session::*;
+pub use session_overlap::*;
 pub use session_state::*;
 pub use status::*;
 pub use tensor::*;

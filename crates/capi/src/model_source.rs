@@ -51,8 +51,8 @@ pub(crate) fn find(
             first.map(|file| file.path).ok_or_else(|| HubError::NotCached { name: name.to_string() }.into())
         }
         // Another quantization may be on the hub.
-        Err(error @ HubError::NoQuant { .. }) if settings.offline => Err(error.into()),
-        Ok(None) | Err(HubError::NoQuant { .. }) => pull(&name, settings, progress),
+        Err(error @ HubError::QuantNotCached { .. }) if settings.offline => Err(error.into()),
+        Ok(None) | Err(HubError::QuantNotCached { .. }) => pull(&name, settings, progress),
         Err(error) => Err(error.into()),
     }
 }

@@ -81,7 +81,7 @@ fn check_backend(scheduler: &Scheduler, backend: usize) -> Outcome<()> {
 }
 
 /// Places the leaf or result of this name on a backend, by number, in every graph that has one. Every node that writes it
-/// runs there.
+/// runs there. The graphs are planned later, so a name that none of them has is not an error.
 ///
 /// Threads: one at a time for each scheduler.
 #[unsafe(no_mangle)]

@@ -2,19 +2,24 @@
 
 use std::ffi::{c_char, c_void};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
-use quadriga::llm::GeneratorOptions;
+use quadriga::llm::sampling::{HookError, SamplingHook};
 use quadriga::llm::serving::{Batcher, BatcherOptions, Event, Finished, Request, Response, Service};
 use quadriga::llm::template::Message;
+use quadriga::llm::{Finish, GeneratorOptions, TextPiece};
 
 use crate::answer::{PieceTexts, finish_code, qd_completion, qd_piece, qd_piece_callback, show};
 use crate::arguments::{parameters, required, text};
+use crate::callbacks::{called_by, is_called_by};
 use crate::engine_params::qd_engine_params;
 use crate::guard;
 use crate::handle::{self, Handle, exclusive};
 use crate::model::qd_model;
 use crate::request::{self, RequestSettings, qd_message, qd_request_params};
-use crate::status::{Failure, Outcome, QD_STATUS_END, QD_STATUS_FAILED, QD_STATUS_OK, qd_error, qd_status};
+use crate::status::{
+    Failure, Outcome, QD_STATUS_BUSY, QD_STATUS_END, QD_STATUS_FAILED, QD_STATUS_OK, qd_error, qd_status,
+};
 
 /// Answers requests of any number of threads with one model: they are computed together, and share what their prompts have in common.
 pub struct qd_service {
@@ -40,8 +45,9 @@ struct RequestStream {
     response: Response,
     finished: Option<qd_completion>,
     texts: Option<PieceTexts>,
+    seen: SeenTokens,
     /// Kept as long as there are requests.
-    _service: Arc<Service>,
+    service: Arc<Service>,
 }
 
 impl Handle for qd_request {
@@ -125,6 +131,7 @@ fn submit(
     settings: RequestSettings,
 ) -> Outcome<RequestObject> {
     let service = handle::get(service)?;
+    refuse_own(&service)?;
     let RequestSettings { sampling, max_tokens, stops, grammar, hook, raw, special, system, .. } = settings;
     let options = GeneratorOptions {
         sampling,
@@ -137,14 +144,92 @@ fn submit(
         ..GeneratorOptions::default()
     };
     let mut request = Request::chat(service.model(), &options, messages)?;
-    request.hook = hook;
+    let number = number_of(&service);
+    request.hook = hook.map(|hook| Box::new(ServiceHook { hook, number }) as Box<dyn SamplingHook>);
     if let Some(grammar) = &grammar {
         request.constrain(service.model(), grammar)?;
     }
     (request.priority, request.client, request.salt) = (settings.priority, settings.client, settings.salt);
+    let prompt_tokens = request.prompt.len();
+    let submitted = Instant::now();
     let response = service.submit(request)?;
-    let stream = RequestStream { response, finished: None, texts: None, _service: service };
+    let stream = RequestStream {
+        response,
+        finished: None,
+        texts: None,
+        seen: SeenTokens {
+            prompt_tokens,
+            submitted,
+            first: None,
+            latest: submitted,
+            answer: 0,
+            reasoning: 0,
+        },
+        service,
+    };
     Ok(RequestObject { stream: Mutex::new(stream) })
+}
+
+/// What tells a service from others.
+fn number_of(service: &Arc<Service>) -> usize {
+    Arc::as_ptr(service).addr()
+}
+
+/// An error in a callback of the service, which waits for its end.
+fn refuse_own(service: &Arc<Service>) -> Outcome<()> {
+    match is_called_by(number_of(service)) {
+        true => Err(Failure::new(
+            QD_STATUS_BUSY,
+            "a logits callback cannot wait for its own service, which waits for the callback; use another service or thread",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// A logits callback that knows its service.
+struct ServiceHook {
+    hook: Box<dyn SamplingHook>,
+    number: usize,
+}
+
+impl SamplingHook for ServiceHook {
+    fn apply(&mut self, tokens: &[u32], logits: &mut [f32]) -> Result<(), HookError> {
+        called_by(self.number, || self.hook.apply(tokens, logits))
+    }
+}
+
+/// What was seen of an answer, for one that is stopped before its end.
+struct SeenTokens {
+    prompt_tokens: usize,
+    submitted: Instant,
+    first: Option<Instant>,
+    latest: Instant,
+    answer: usize,
+    reasoning: usize,
+}
+
+impl SeenTokens {
+    fn note(&mut self, piece: &TextPiece) {
+        self.latest = Instant::now();
+        self.first.get_or_insert(self.latest);
+        self.answer += 1;
+        self.reasoning += usize::from(!piece.reasoning.is_empty());
+    }
+
+    /// The answer so far, as one that was stopped by its callback.
+    fn stopped(&self) -> qd_completion {
+        let (finish, _) = finish_code(Finish::Cancelled);
+        let first = self.first.unwrap_or(self.latest);
+        qd_completion {
+            finish,
+            prompt_tokens: self.prompt_tokens,
+            answer_tokens: self.answer,
+            reasoning_tokens: self.reasoning,
+            prompt_seconds: first.duration_since(self.submitted).as_secs_f64(),
+            decode_seconds: self.latest.duration_since(first).as_secs_f64(),
+            ..qd_completion::default()
+        }
+    }
 }
 
 /// Waits for the next piece of an answer: QD_STATUS_OK and the piece, whose texts are valid until the next call with the
@@ -161,6 +246,7 @@ pub extern "C" fn qd_request_next(
     guard::code(error, || {
         let object = handle::get(request)?;
         let mut stream = exclusive(&object.stream, "request")?;
+        refuse_own(&stream.service)?;
         loop {
             if let Some(finished) = stream.finished {
                 if let Some(completion) = completion {
@@ -190,7 +276,7 @@ fn next(stream: &mut RequestStream) -> Outcome<Option<PieceTexts>> {
             stream.finished = Some(described(&finished));
             Ok(None)
         }
-        Some(Event::Failed(error)) => Err(Failure::new(QD_STATUS_FAILED, error.to_string())),
+        Some(Event::Failed(error)) => Err(Failure::of_llm(&error)),
         Some(_) => Ok(None),
         None => Err(Failure::new(QD_STATUS_FAILED, "the request has failed before")),
     }
@@ -218,7 +304,8 @@ pub extern "C" fn qd_request_free(request: *mut qd_request) {
     guard::free(request);
 }
 
-/// Answers a prompt: submits it, and gives the answer to a callback on the calling thread.
+/// Answers a prompt: submits it, and gives the answer to a callback on the calling thread. An answer that the callback stops
+/// has the tokens and times that were seen until then; how many tokens of its prompt were cached is not known.
 ///
 /// Threads: any.
 #[unsafe(no_mangle)]
@@ -237,12 +324,16 @@ pub unsafe extern "C" fn qd_service_generate(
             unsafe { (text(prompt, "prompt")?, request::settings(&parameters(params)?)?) };
         let object = submit(service, &[Message::new("user", prompt)], settings)?;
         let mut stream = exclusive(&object.stream, "request")?;
-        for event in stream.response.by_ref() {
+        let RequestStream { response, seen, .. } = &mut *stream;
+        for event in response {
             match event {
-                Event::Token { piece, .. } if !show(&piece, callback, user_data) => {
+                Event::Token { piece, .. } => {
+                    seen.note(&piece);
+                    if show(&piece, callback, user_data) {
+                        continue;
+                    }
                     if let Some(completion) = completion {
-                        let (finish, _) = finish_code(quadriga::llm::Finish::Cancelled);
-                        *completion = qd_completion { finish, ..qd_completion::default() };
+                        *completion = seen.stopped();
                     }
                     return Ok(());
                 }
@@ -253,7 +344,7 @@ pub unsafe extern "C" fn qd_service_generate(
                     return Ok(());
                 }
                 Event::Failed(error) => {
-                    return Err(Failure::new(QD_STATUS_FAILED, error.to_string()));
+                    return Err(Failure::of_llm(&error));
                 }
                 _ => {}
             }

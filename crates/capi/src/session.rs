@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use quadriga::runtime::Session;
 
-use crate::arguments::{array, array_mut, give, required, text};
+use crate::arguments::{array, array_mut, give, required, text, too_small};
 use crate::buffer::{BufferObject, qd_buffer};
 use crate::graph::qd_graph;
 use crate::guard;
@@ -240,12 +240,11 @@ pub unsafe extern "C" fn qd_session_read(
         let name = unsafe { text(name, "name") }?;
         with(session, |session| {
             let bytes = session.output(name)?.bytes;
-            if capacity < bytes {
-                // SAFETY: nothing is written.
-                return unsafe { give(&vec![0u8; bytes], data.cast(), capacity, needed) };
-            }
             if let Some(needed) = needed {
                 *needed = bytes;
+            }
+            if capacity < bytes {
+                return Err(too_small(bytes, capacity));
             }
             // SAFETY: the rules of the header for arrays.
             Ok(session.read_into(name, unsafe { array_mut(data.cast::<u8>(), bytes, "data") }?)?)
@@ -342,7 +341,8 @@ pub unsafe extern "C" fn qd_session_tensor(
     })
 }
 
-/// Uses a buffer of the caller for the input or state of this name, in every graph that is used afterwards.
+/// Uses a buffer of the caller for the input or state of this name, in every graph that qd_session_use_graph makes the current
+/// one afterwards. Plans that were made already do not use it.
 ///
 /// Threads: one at a time for each session.
 #[unsafe(no_mangle)]
@@ -362,7 +362,8 @@ pub unsafe extern "C" fn qd_session_bind_leaf(
     })
 }
 
-/// Uses a buffer of the caller for the output of this name, in every graph that is used afterwards.
+/// Uses a buffer of the caller for the output of this name, which must be computed, in every graph that qd_session_use_graph
+/// makes the current one afterwards. Plans that were made already do not use it.
 ///
 /// Threads: one at a time for each session.
 #[unsafe(no_mangle)]

@@ -9,6 +9,8 @@ use quadriga::models::hub::HubError;
 use quadriga::runtime::memory::AllocatorError;
 use quadriga::runtime::{BackendError, RuntimeError};
 
+use crate::callbacks::has_reason;
+
 /// How a call ended: one of the constants QD_STATUS_….
 pub type qd_status = i32;
 
@@ -124,6 +126,7 @@ fn backend_code(error: &BackendError) -> qd_status {
         | BackendError::Foreign { .. } => QD_STATUS_INVALID_ARGUMENT,
         BackendError::Unsupported { .. } => QD_STATUS_UNSUPPORTED,
         BackendError::Lost { .. } => QD_STATUS_DEVICE_LOST,
+        BackendError::Node { reason, .. } if has_reason(reason) => QD_STATUS_CALLBACK,
         _ => QD_STATUS_DEVICE,
     }
 }
@@ -185,8 +188,15 @@ impl From<AllocatorError> for Failure {
 
 impl From<llm::Error> for Failure {
     fn from(error: llm::Error) -> Failure {
+        Failure::of_llm(&error)
+    }
+}
+
+impl Failure {
+    /// The failure of an error that several owners share.
+    pub(crate) fn of_llm(error: &llm::Error) -> Failure {
         use llm::Error;
-        let code = match &error {
+        let code = match error {
             Error::File(file) => file_code(file),
             Error::Runtime(runtime) => runtime_code(runtime),
             Error::UnsupportedArchitecture { .. } | Error::TensorType { .. } => QD_STATUS_UNSUPPORTED,
@@ -196,8 +206,16 @@ impl From<llm::Error> for Failure {
             Error::ContextFull { .. } => QD_STATUS_CONTEXT_FULL,
             Error::OutputMemory { .. } => QD_STATUS_OUT_OF_MEMORY,
             Error::QueueFull { .. } => QD_STATUS_BUSY,
-            Error::EmptyPrompt | Error::Option { .. } | Error::Token { .. } => QD_STATUS_INVALID_ARGUMENT,
-            Error::HookPanicked | Error::ObserverStopped => QD_STATUS_CALLBACK,
+            Error::EmptyPrompt
+            | Error::Option { .. }
+            | Error::SamplingOption { .. }
+            | Error::SamplingNeedsModel { .. }
+            | Error::Grammar { .. }
+            | Error::Token { .. } => QD_STATUS_INVALID_ARGUMENT,
+            Error::HookPanicked
+            | Error::SamplingHook(_)
+            | Error::ChangedLogits(_)
+            | Error::ObserverStopped => QD_STATUS_CALLBACK,
             Error::Hyperparameter { .. } | Error::TensorShape { .. } | Error::TensorValue { .. } => {
                 QD_STATUS_FILE
             }
@@ -229,9 +247,10 @@ pub(crate) fn file_failure(error: &gguf::Error) -> Failure {
 impl From<HubError> for Failure {
     fn from(error: HubError) -> Failure {
         let code = match &error {
-            HubError::NotCached { .. } | HubError::NoModel { .. } | HubError::NoQuant { .. } => {
-                QD_STATUS_NOT_FOUND
-            }
+            HubError::NotCached { .. }
+            | HubError::NoModel { .. }
+            | HubError::NoQuant { .. }
+            | HubError::QuantNotCached { .. } => QD_STATUS_NOT_FOUND,
             HubError::NothingFits { .. } => QD_STATUS_OUT_OF_MEMORY,
             HubError::Cancelled => QD_STATUS_CALLBACK,
             _ => QD_STATUS_NETWORK,

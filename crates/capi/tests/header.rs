@@ -82,3 +82,19 @@ fn every_name_that_the_guide_for_ggml_has_is_in_the_header() {
     let unknown: Vec<&String> = named.iter().filter(|name| !known.contains(*name)).collect();
     assert!(unknown.is_empty(), "not in quadriga.h: {unknown:?}");
 }
+
+/// The functions of ggml-alloc.h, ggml-backend.h and ggml-backend-impl.h, by name.
+const GGML_FUNCTIONS: &str = include_str!("ggml_functions.txt");
+
+#[test]
+fn every_function_of_ggml_has_a_row_in_the_guide() {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/from-ggml.md");
+    let guide = std::fs::read_to_string(guide).expect("the guide");
+    // What is on the left of a row, as whole words.
+    let rows = guide.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+    let mapped: BTreeSet<&str> =
+        rows.flat_map(|left| left.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')).collect();
+    let absent: Vec<&str> = GGML_FUNCTIONS.lines().filter(|name| !mapped.contains(name)).collect();
+    assert!(GGML_FUNCTIONS.lines().count() > 60);
+    assert!(absent.is_empty(), "docs/from-ggml.md does not say what became of {absent:?}");
+}

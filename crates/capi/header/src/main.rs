@@ -33,6 +33,7 @@ const ORDER: &[&str] = &[
     "scheduler",
     "plan",
     "session",
+    "session_overlap",
     "session_state",
     "observe",
     "allocator",

@@ -88,6 +88,14 @@ impl Backend for OwnBackend {
 
     fn allocate(&self, bytes: usize, usage: Usage) -> Result<Arc<dyn Buffer>, BackendError> {
         let shared = &self.shared;
+        let most = shared.table.max_buffer;
+        if most != 0 && bytes > most {
+            return Err(BackendError::Failed {
+                backend: shared.name.clone(),
+                what: "allocating",
+                reason: format!("a buffer of {bytes} bytes; max_buffer of the table is {most}"),
+            });
+        }
         let mut error = qd_error::empty();
         let pointer =
             (shared.functions.allocate)(shared.table.context, bytes, usage_code(usage), &raw mut error);

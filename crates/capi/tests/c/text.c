@@ -1,0 +1,222 @@
+/* Models from a hub and with adapters, embeddings, ranks, conversations in JSON, tensors of GGUF files.
+ *
+ *   text FOLDER     with model.gguf, encoder.gguf, and what models.py makes; HF_ENDPOINT is a hub with tests/tiny
+ */
+#include <quadriga.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static qd_error error;
+static char paths[5][1024];
+
+#define CHECK(condition)                                                            \
+  do {                                                                              \
+    if (!(condition)) {                                                             \
+      fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #condition, error.message); \
+      exit(EXIT_FAILURE);                                                           \
+    }                                                                               \
+  } while (0)
+
+enum { WIDTH = 64, VOCABULARY = 512 };
+
+/* The logits after three tokens, of a model with adapters. */
+static void logits_of(const qd_model_params *params, float *logits) {
+  qd_engine_params engine = qd_engine_default_params();
+  engine.context = 64;
+  engine.cache_keys = engine.cache_values = QD_DTYPE_F32;
+  qd_model *model = qd_model_open(paths[0], params, &error);
+  CHECK(model != NULL);
+  qd_generator *generator = qd_generator_new(model, &engine, &error);
+  CHECK(generator != NULL);
+  size_t needed;
+  CHECK(qd_generator_logits(generator, (const uint32_t[]){5, 6, 7}, 3, logits, VOCABULARY, &needed, &error) == QD_STATUS_OK);
+  CHECK(needed == VOCABULARY);
+  qd_generator_free(generator);
+  qd_model_free(model);
+}
+
+static float difference(const float *a, const float *b) {
+  float largest = 0;
+  for (int i = 0; i < VOCABULARY; i++) largest = fmaxf(largest, fabsf(a[i] - b[i]));
+  return largest;
+}
+
+static void adapters(void) {
+  float plain[VOCABULARY], none[VOCABULARY], whole[VOCABULARY], halves[VOCABULARY];
+  qd_model_params params = qd_model_default_params();
+  logits_of(&params, plain);
+  qd_adapter two[] = {{paths[3], 0}, {paths[3], 0.5f}};
+  params.adapters = two;
+  params.adapter_count = 1;
+  logits_of(&params, none);
+  two[0].scale = 1;
+  logits_of(&params, whole);
+  two[0].scale = 0.5f;
+  params.adapter_count = 2;
+  logits_of(&params, halves);
+  CHECK(difference(plain, none) < 1e-4f);
+  CHECK(difference(plain, whole) > 1e-2f);
+  CHECK(difference(whole, halves) < 1e-3f);
+  two[1].path = paths[0];
+  CHECK(qd_model_open(paths[0], &params, &error) == NULL && strstr(error.message, "adapter") != NULL);
+  two[1].path = NULL;
+  CHECK(qd_model_open(paths[0], &params, &error) == NULL && error.code == QD_STATUS_INVALID_ARGUMENT);
+  two[1].path = "/no/such/adapter.gguf";
+  CHECK(qd_model_open(paths[0], &params, &error) == NULL && error.code == QD_STATUS_NOT_FOUND);
+}
+
+static int32_t count_calls(void *user_data, uint64_t done, uint64_t total) {
+  (void)done, (void)total;
+  ++*(int *)user_data;
+  return 0;
+}
+static int32_t stop(void *user_data, uint64_t done, uint64_t total) {
+  (void)user_data, (void)done, (void)total;
+  return 1;
+}
+
+static void hub(const char *folder) {
+  char cache[1024];
+  snprintf(cache, sizeof cache, "%s/cache", folder);
+  qd_model_params params = qd_model_default_params();
+  params.cache_dir = cache;
+  params.offline = 1;
+  CHECK(qd_model_open("tests/tiny:F32", &params, &error) == NULL && strstr(error.message, "tests/tiny") != NULL);
+  params.offline = 0;
+  params.progress = stop;
+  CHECK(qd_model_open("tests/tiny:F32", &params, &error) == NULL && error.code == QD_STATUS_CALLBACK);
+  int calls = 0;
+  params.progress = count_calls;
+  params.progress_data = &calls;
+  qd_model *model = qd_model_open("tests/tiny:F32", &params, &error);
+  CHECK(model != NULL && calls > 0);
+  qd_model_free(model);
+  CHECK(qd_model_open("tests/tiny:Q2_K", &params, &error) == NULL && strstr(error.message, "F32") != NULL);
+  CHECK(qd_model_open("tests/nothing", &params, &error) == NULL);
+  /* From the cache: the hub is not asked. */
+  params.offline = 1;
+  calls = 0;
+  model = qd_model_open("tests/tiny", &params, &error);
+  CHECK(model != NULL && calls == 0);
+  qd_model_info info;
+  CHECK(qd_model_describe(model, &info, &error) == QD_STATUS_OK && info.vocabulary == VOCABULARY);
+  qd_model_free(model);
+}
+
+static void embeddings(void) {
+  float a[WIDTH], again[WIDTH], b[WIDTH], length = 0, score = 0, other = 0;
+  size_t needed;
+  qd_model *model = qd_model_open(paths[1], NULL, &error);
+  CHECK(model != NULL);
+  qd_embedder *embedder = qd_embedder_new(model, NULL, &error);
+  CHECK(embedder != NULL);
+  CHECK(qd_embedder_embed(embedder, "abc", NULL, 0, &needed, &error) == QD_STATUS_BUFFER_TOO_SMALL && needed == WIDTH);
+  CHECK(qd_embedder_embed(embedder, "abc", a, WIDTH, NULL, &error) == QD_STATUS_OK);
+  CHECK(qd_embedder_embed(embedder, "abc", again, WIDTH, NULL, &error) == QD_STATUS_OK);
+  CHECK(qd_embedder_embed(embedder, "hello there", b, WIDTH, NULL, &error) == QD_STATUS_OK);
+  for (int i = 0; i < WIDTH; i++) length += a[i] * a[i];
+  CHECK(fabsf(length - 1) < 1e-4f && memcmp(a, again, sizeof a) == 0 && memcmp(a, b, sizeof a) != 0);
+  CHECK(qd_embedder_embed(embedder, NULL, a, WIDTH, NULL, &error) == QD_STATUS_INVALID_ARGUMENT);
+  /* Without a classification head. */
+  CHECK(qd_embedder_rank(embedder, "abc", "hello", &score, &error) != QD_STATUS_OK && error.message[0] != 0);
+  qd_embedder_free(embedder);
+  qd_model_free(model);
+
+  model = qd_model_open(paths[2], NULL, &error);
+  CHECK(model != NULL);
+  embedder = qd_embedder_new(model, NULL, &error);
+  CHECK(embedder != NULL);
+  CHECK(qd_embedder_rank(embedder, "abc", "hello there", &score, &error) == QD_STATUS_OK && isfinite(score));
+  CHECK(qd_embedder_rank(embedder, "abc", "something else", &other, &error) == QD_STATUS_OK && score != other);
+  CHECK(qd_embedder_rank(embedder, "abc", "hello there", &other, &error) == QD_STATUS_OK && score == other);
+  CHECK(qd_embedder_rank(embedder, "abc", "hello there", NULL, &error) == QD_STATUS_INVALID_ARGUMENT);
+  CHECK(qd_embedder_rank(embedder, "abc", NULL, &score, &error) == QD_STATUS_INVALID_ARGUMENT);
+  qd_embedder_free(embedder);
+  CHECK(qd_embedder_rank(embedder, "abc", "abc", &score, &error) == QD_STATUS_INVALID_HANDLE);
+  qd_model_free(model);
+}
+
+static void conversations(void) {
+  qd_model *model = qd_model_open(paths[0], NULL, &error);
+  qd_engine_params engine = qd_engine_default_params();
+  engine.context = 256;
+  qd_service *service = qd_service_new(model, &engine, &error);
+  CHECK(service != NULL);
+  qd_request_params params = qd_request_default_params();
+  params.max_tokens = 4;
+  params.ignore_eos = 1;
+  const char *bad[] = {"", "{", "{}", "[1]", "[{\"role\": 3}]", "null"};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+    CHECK(qd_service_submit_json(service, bad[i], &params, &error) == NULL && error.code == QD_STATUS_INVALID_ARGUMENT);
+  qd_request *request = qd_service_submit_json(service, "[{\"role\": \"user\", \"content\": \"Hi\"}]", &params, &error);
+  CHECK(request != NULL);
+  int pieces = 0;
+  qd_status status;
+  while ((status = qd_request_next(request, NULL, NULL, &error)) == QD_STATUS_OK) pieces++;
+  CHECK(status == QD_STATUS_END && pieces == 4);
+  CHECK(qd_request_next(request, NULL, NULL, &error) == QD_STATUS_END);
+  qd_request_free(request);
+  qd_service_free(service);
+  qd_model_free(model);
+}
+
+/* The first matrix of the adapter, whose elements are known, as a weight. */
+static void tensors(void) {
+  CHECK(qd_gguf_open("/no/such/file.gguf", &error) == NULL && error.code == QD_STATUS_NOT_FOUND);
+  CHECK(qd_gguf_open(NULL, &error) == NULL && error.code == QD_STATUS_INVALID_ARGUMENT);
+  CHECK(qd_gguf_open(__FILE__, &error) == NULL && error.message[0] != 0);
+  CHECK(qd_gguf_tensor_count(NULL) == 0);
+  qd_gguf *file = qd_gguf_open(paths[3], &error);
+  CHECK(file != NULL && qd_gguf_tensor_count(file) == 2);
+  char name[64];
+  size_t needed;
+  CHECK(qd_gguf_tensor_name(file, 0, NULL, 0, &needed, &error) == QD_STATUS_BUFFER_TOO_SMALL);
+  CHECK(qd_gguf_tensor_name(file, 0, name, sizeof name, NULL, &error) == QD_STATUS_OK);
+  CHECK(strcmp(name, "blk.0.attn_q.weight.lora_a") == 0 && needed == strlen(name) + 1);
+  CHECK(qd_gguf_tensor_name(file, 2, name, sizeof name, NULL, &error) == QD_STATUS_NOT_FOUND);
+
+  qd_builder *g = qd_builder_new(&error);
+  CHECK(qd_gguf_weight(g, file, "nothing") == QD_NO_TENSOR);
+  CHECK(qd_builder_finish(g, &error) == NULL && strstr(error.message, "nothing") != NULL);
+  qd_builder_free(g);
+  g = qd_builder_new(&error);
+  qd_tensor w = qd_gguf_weight(g, file, "blk.0.attn_q.weight.lora_a");
+  qd_tensor_info info;
+  CHECK(qd_builder_tensor(g, w, &info, &error) == QD_STATUS_OK && info.dims[2] == 2 && info.dims[3] == 64);
+  qd_output(g, "y", qd_mul_mat(g, w, qd_input(g, "x", QD_DTYPE_F32, QD_SHAPE(1, 64))));
+  qd_graph *graph = qd_builder_finish(g, &error);
+  CHECK(graph != NULL);
+  qd_builder_free(g);
+  qd_gguf_free(file); /* the graph keeps it */
+  CHECK(qd_gguf_tensor_count(file) == 0);
+  CHECK(qd_graph_tensor_count(graph) == 3 && qd_graph_find(graph, "blk.0.attn_q.weight.lora_a") == w);
+  CHECK(qd_graph_tensor_name(graph, w, name, sizeof name, NULL, &error) == QD_STATUS_OK && strstr(name, "lora_a") != NULL);
+  qd_backend *cpu = qd_backend_cpu(1, &error);
+  const qd_backend *all[] = {cpu};
+  qd_scheduler *scheduler = qd_scheduler_new(all, 1, &error);
+  qd_plan *plan = qd_scheduler_plan(scheduler, graph, &error);
+  qd_session *session = qd_session_new(plan, &error);
+  CHECK(session != NULL);
+  float x[64] = {0}, y[2];
+  x[3] = 256;
+  CHECK(qd_session_set_f32(session, "x", x, 64, &error) == QD_STATUS_OK);
+  CHECK(qd_session_run(session, &error) == QD_STATUS_OK);
+  CHECK(qd_session_read_f32(session, "y", y, 2, NULL, &error) == QD_STATUS_OK && y[0] == 3 && y[1] == 67);
+  qd_session_free(session), qd_plan_free(plan), qd_scheduler_free(scheduler), qd_graph_free(graph), qd_backend_free(cpu);
+}
+
+int main(int argc, char **argv) {
+  if (argc < 2) return EXIT_FAILURE;
+  const char *names[] = {"model", "encoder", "reranker", "adapter"};
+  for (int i = 0; i < 4; i++) snprintf(paths[i], sizeof paths[i], "%s/%s.gguf", argv[1], names[i]);
+  adapters();
+  hub(argv[1]);
+  embeddings();
+  conversations();
+  tensors();
+  CHECK(qd_live_handles() == 0);
+  printf("%s: text is as it should be\n", qd_version());
+  return EXIT_SUCCESS;
+}
