@@ -1,43 +1,76 @@
-//! Work without the GIL, and the wait for it at the end of the interpreter.
-//!
-//! A thread that asks for the GIL while the interpreter shuts down is ended by CPython on the spot, with frames of Rust on its
-//! stack. So the interpreter waits for threads that are here before it goes: `quadriga` registers [`settle`] with `atexit`.
+//! Work without the GIL.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 
-/// Threads that work without the GIL, or wait for it afterwards.
-static DETACHED: AtomicUsize = AtomicUsize::new(0);
+use crate::callback::is_called;
+use crate::failure::{Failure, Outcome};
+use crate::interpreter::{Counted, INSIDE, WORKING, enter, is_main_thread, is_refusing};
 
-/// How often [`settle`] looks.
-const INTERVAL: Duration = Duration::from_millis(1);
+/// The longest wait without a look at signals: how late Ctrl-C may be.
+pub(crate) const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Runs a function without the GIL.
-pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
-    struct Count;
-    impl Drop for Count {
-        fn drop(&mut self) {
-            DETACHED.fetch_sub(1, Ordering::SeqCst);
-        }
+/// Runs a function without the GIL. An error at the end of the interpreter.
+pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> Outcome<T> + Send) -> Outcome<T> {
+    let working = Counted::new(&WORKING);
+    if is_refusing() {
+        return Err(Failure::new("Closed", "the interpreter is shutting down"));
     }
-    DETACHED.fetch_add(1, Ordering::SeqCst);
-    let _count = Count;
-    py.detach(work)
+    let (done, _inside) = py.detach(move || {
+        let done = work();
+        // Python code that called this is waited for, so the interpreter is there until it returns.
+        let inside = if is_called() { Some(Counted::new(&INSIDE)) } else { enter() };
+        if inside.is_none() {
+            loop {
+                std::thread::park();
+            }
+        }
+        drop(working);
+        (done, inside)
+    });
+    done
 }
 
-/// Waits until no thread works without the GIL, at most so many seconds. Returns whether that is so.
-#[pyfunction]
-pub(crate) fn settle(py: Python<'_>, seconds: f64) -> bool {
-    let end = Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 3600.0));
-    py.detach(|| {
-        while DETACHED.load(Ordering::SeqCst) > 0 {
-            if Instant::now() > end {
-                return false;
+/// As [`detached`], but on the main thread signals are looked at meanwhile. If a handler raises an exception, this returns at
+/// once: the work sees that it is not wanted, or ends on its own thread.
+pub(crate) fn interruptible<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce(&AtomicBool) -> Outcome<T> + Send + 'static,
+) -> Outcome<T> {
+    let unwanted = Arc::new(AtomicBool::new(false));
+    if is_called() || !is_main_thread(py)? {
+        return detached(py, move || work(&unwanted));
+    }
+    let (sender, receiver) = channel();
+    // A receiver is not for several threads; here one has it at a time.
+    let receiver = Mutex::new(receiver);
+    let flag = Arc::clone(&unwanted);
+    let run = move || {
+        // Nobody waits for work that was interrupted.
+        let _ = sender.send(work(&flag));
+    };
+    std::thread::Builder::new()
+        .name("quadriga-work".to_owned())
+        .spawn(run)
+        .map_err(|error| Failure::new("Error", format!("a thread could not be started: {error}")))?;
+    loop {
+        let wait =
+            || Ok(receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(SIGNAL_INTERVAL));
+        match detached(py, wait)? {
+            Ok(done) => return done,
+            Err(RecvTimeoutError::Timeout) => {
+                if let Err(raised) = py.check_signals() {
+                    unwanted.store(true, Ordering::SeqCst);
+                    return Err(raised.into());
+                }
             }
-            std::thread::sleep(INTERVAL);
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Failure::new("Error", "a bug of the library: the work ended without a result"));
+            }
         }
-        true
-    })
+    }
 }

@@ -9,6 +9,8 @@ use quadriga_models::hub::HubError;
 use quadriga_runtime::{BackendError, RuntimeError};
 use quadriga_server::error::{ApiError, ErrorKind};
 
+use crate::interpreter::attached;
+
 /// The result of a function that may raise.
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
@@ -41,8 +43,9 @@ impl Failure {
     pub(crate) fn of_llm(error: &LlmError) -> Failure {
         if let LlmError::SamplingHook(source) = error
             && let Some(raised) = source.downcast_ref::<PyErr>()
+            && let Some(raised) = attached(|py| raised.clone_ref(py))
         {
-            return Failure::Python(Python::attach(|py| raised.clone_ref(py)));
+            return Failure::Python(raised);
         }
         Failure::new(llm_class(error), error.to_string())
     }

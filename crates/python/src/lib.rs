@@ -4,11 +4,14 @@
 //! Calls that compute release the GIL. Threads of the engine hold it only to run Python code of the user (logits processors,
 //! custom operations); nothing that holds the GIL waits for them.
 
+mod callback;
 mod command;
 mod detached;
 mod failure;
 mod floats;
 mod graph;
+mod hub;
+mod interpreter;
 mod loading;
 mod logits;
 mod measure;
@@ -19,13 +22,11 @@ mod process;
 mod queue;
 mod stream;
 
-/// The module `quadriga._quadriga`.
-#[pyo3::pymodule]
+/// The module `quadriga._quadriga`. It does not need the GIL: what several threads share is behind locks, and classes are frozen.
+#[pyo3::pymodule(gil_used = false)]
 mod _quadriga {
     #[pymodule_export]
     use crate::command::command;
-    #[pymodule_export]
-    use crate::detached::settle;
     #[pymodule_export]
     use crate::floats::Floats;
     #[pymodule_export]
@@ -36,6 +37,10 @@ mod _quadriga {
     use crate::graph::plan::PlanCore;
     #[pymodule_export]
     use crate::graph::session::SessionCore;
+    #[pymodule_export]
+    use crate::hub::hub_files;
+    #[pymodule_export]
+    use crate::interpreter::{forget_threads, refuse, set_main_thread, settle};
     #[pymodule_export]
     use crate::model::ModelCore;
     #[pymodule_export]

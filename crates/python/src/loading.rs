@@ -3,7 +3,6 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use pyo3::prelude::*;
 use quadriga::Registry;
 use quadriga_gguf::File;
 use quadriga_graph::{DType, PAGE_SLOTS};
@@ -15,6 +14,7 @@ use quadriga_runtime::{Backend, DeviceKind};
 use quadriga_server::ServedModel;
 
 use crate::failure::{Failure, Outcome};
+use crate::interpreter::attached;
 
 /// Tokens of the KV cache, all requests together, unless the options say otherwise.
 const DEFAULT_KV_TOKENS: usize = 16_384;
@@ -45,6 +45,8 @@ pub(crate) struct LoadOptions {
     use_mmap: bool,
     offline: bool,
     cache_dir: Option<PathBuf>,
+    /// The file of the repository, in place of a type of quantization.
+    hub_file: Option<String>,
 }
 
 /// A model that is loaded.
@@ -232,7 +234,16 @@ impl LoadOptions {
         let settings = HubSettings::from_environment(self.cache_dir.as_deref())?;
         let settings = HubSettings { offline: settings.offline || self.offline, ..settings };
         let offline = settings.offline;
-        match ModelCache::new(&settings.cache, &settings.shared_caches).find(name) {
+        let cache = ModelCache::new(&settings.cache, &settings.shared_caches);
+        if let Some(file) = &self.hub_file {
+            // Of a model in parts, others may be missing: then the hub is asked.
+            let is_whole = offline || !file.contains("-of-");
+            if let Some(folder) = cache.find_folder(name, file).filter(|_| is_whole) {
+                return Ok(folder.join(file));
+            }
+        }
+        let found = if self.hub_file.is_some() { Ok(None) } else { cache.find(name) };
+        match found {
             Ok(Some(model)) => {
                 if let Some(file) = model.files.into_iter().next() {
                     return Ok(file.path);
@@ -240,14 +251,31 @@ impl LoadOptions {
             }
             Ok(None) => {}
             // Another quantization may be on the hub.
-            Err(HubError::NoQuant { .. }) if !offline => {}
+            Err(HubError::QuantNotCached { .. }) if !offline => {}
             Err(error) => return Err(error.into()),
         }
         let hub = Hub::new(settings)?;
         let listing = hub.list(name)?;
         let all = choices(&listing.files, |file| &file.name, |file| file.bytes);
-        let asked = name.quant().and_then(|quant| find_choice(&all, quant, |file| &file.name));
-        let mut chosen = asked.cloned();
+        let mut chosen = None;
+        if let Some(file) = &self.hub_file {
+            chosen = all.iter().find(|choice| choice.files.iter().any(|one| one.name == *file)).cloned();
+            if chosen.is_none() {
+                let files: Vec<&str> = listing.files.iter().map(|file| file.name.as_str()).collect();
+                let (path, files) = (name.path(), files.join(", "));
+                return Err(Failure::invalid(format!(
+                    "{path} has no model in a file {file}; its files: {files}"
+                )));
+            }
+        } else if let Some(quant) = name.quant() {
+            chosen = find_choice(&all, quant, |file| &file.name).cloned();
+            if chosen.is_none() && !all.is_empty() {
+                let known = all.into_iter().map(|choice| choice.quant).collect();
+                return Err(
+                    HubError::NoQuant { repository: name.path(), quant: quant.to_owned(), known }.into()
+                );
+            }
+        }
         let has_quantized = all.iter().any(|choice| !choice.is_unquantized());
         for choice in all.iter().filter(|choice| !has_quantized || !choice.is_unquantized()) {
             if chosen.is_some() {
@@ -302,5 +330,8 @@ fn name_file(failure: Failure, path: &Path) -> Failure {
 
 /// Raises what a signal handler has raised, such as `KeyboardInterrupt`. For threads that do not hold the GIL.
 pub(crate) fn check_signals() -> Outcome {
-    Ok(Python::attach(|py| py.check_signals())?)
+    match attached(|py| py.check_signals()) {
+        Some(checked) => Ok(checked?),
+        None => Err(Failure::new("Closed", "the interpreter is shutting down")),
+    }
 }

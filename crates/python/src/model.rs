@@ -1,5 +1,6 @@
 //! A loaded model: requests of any thread go to one batching engine.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use pyo3::prelude::*;
@@ -12,7 +13,8 @@ use quadriga_server::body::JsonBody;
 use quadriga_server::requests;
 use quadriga_view::Picture;
 
-use crate::detached::detached;
+use crate::callback::{Caller, check_model, is_called_by, new_number};
+use crate::detached::{detached, interruptible};
 use crate::failure::{Failure, Outcome};
 use crate::floats::Floats;
 use crate::loading::{LoadOptions, LoadedModel, LoadedParts, check_signals};
@@ -32,6 +34,7 @@ const EMBEDDED_TOKENS: usize = 16 << 10;
 #[pyclass(frozen, module = "quadriga._quadriga")]
 pub(crate) struct ModelCore {
     process: ProcessMark,
+    number: u64,
     engines: RwLock<Option<Arc<Engines>>>,
     notifier: Notifier,
 }
@@ -63,8 +66,9 @@ impl Engines {
         }
     }
 
-    /// The logits after each of the tokens, or after the last one, one row after another.
-    fn evaluate(&self, tokens: &[u32], all: bool) -> Outcome<Vec<f32>> {
+    /// The logits after each of the tokens, or after the last one, one row after another. Between steps it looks whether they
+    /// are still wanted.
+    fn evaluate(&self, tokens: &[u32], all: bool, unwanted: &AtomicBool) -> Outcome<Vec<f32>> {
         let mut evaluator = self.evaluator.lock().unwrap_or_else(PoisonError::into_inner);
         if evaluator.is_none() {
             let engine = EngineOptions {
@@ -94,10 +98,32 @@ impl Engines {
         if batch.is_empty() {
             return Err(quadriga_llm::Error::EmptyPrompt.into());
         }
-        engine.extend(&batch)?;
-        engine.wait()?;
-        let rows = if all { rest.len() } else { 1 };
-        Ok((0..rows).flat_map(|row| engine.logits(row)).copied().collect())
+        let mut logits = Vec::new();
+        for step in batch.chunks(self.parts.engine.batch.max(1)) {
+            if unwanted.load(Ordering::SeqCst) {
+                return Err(unwanted_failure());
+            }
+            engine.extend(step)?;
+            engine.wait()?;
+            let rows = step.iter().filter(|token| token.output).count();
+            logits.extend((0..rows).flat_map(|row| engine.logits(row)).copied());
+        }
+        Ok(logits)
+    }
+}
+
+/// What work returns that nobody waits for any more.
+fn unwanted_failure() -> Failure {
+    Failure::new("Error", "the call was interrupted")
+}
+
+/// Gives up a share of the engines. A thread of theirs, which runs a logits processor, leaves the end to another one.
+fn release(number: u64, engines: Arc<Engines>) {
+    if !is_called_by(Caller::Model(number)) {
+        drop(engines);
+    } else if let Some(last) = Arc::into_inner(engines) {
+        // Without a thread they are dropped here, and the processor fails.
+        let _ = std::thread::Builder::new().name("quadriga-close".to_owned()).spawn(move || drop(last));
     }
 }
 
@@ -110,16 +136,41 @@ impl ModelCore {
 
     /// Computes with the engines, without the GIL. They are released without it, too: the last one to do so waits for the
     /// engine's thread, which may run Python code.
-    fn with<T: Send>(
+    fn with<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&Engines) -> Outcome<T> + Send) -> Outcome<T> {
+        let engines = self.engines()?;
+        detached(py, move || {
+            let done = work(&engines);
+            release(self.number, engines);
+            done
+        })
+    }
+
+    /// As `with`, for what takes long: Ctrl-C ends the wait, and the work sees that it is not wanted.
+    fn with_signals<T: Send + 'static>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(Arc<Engines>) -> Outcome<T> + Send,
+        work: impl FnOnce(&Engines, &AtomicBool) -> Outcome<T> + Send + 'static,
     ) -> Outcome<T> {
-        let engines = self.engines()?;
-        detached(py, move || work(engines))
+        let (engines, number) = (self.engines()?, self.number);
+        interruptible(py, move |unwanted| {
+            let done = work(&engines, unwanted);
+            release(number, engines);
+            done
+        })
+    }
+
+    /// As `with`, for what waits for the engine's thread.
+    fn with_engine<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Engines) -> Outcome<T> + Send,
+    ) -> Outcome<T> {
+        check_model(self.number)?;
+        self.with(py, work)
     }
 
     fn start(
+        number: u64,
         engines: &Engines,
         (path, body): (&str, &str),
         processors: Option<LogitsProcessors>,
@@ -147,7 +198,7 @@ impl ModelCore {
             }
             true
         })?;
-        Ok(StreamCore::new(queue, prompt, stops))
+        Ok(StreamCore::new(number, queue, prompt, stops))
     }
 }
 
@@ -167,21 +218,24 @@ impl ModelCore {
         };
         Ok(ModelCore {
             process: ProcessMark::new(),
+            number: new_number(),
             engines: RwLock::new(Some(Arc::new(engines))),
             notifier: Notifier::default(),
         })
     }
 
     /// Ends all requests and frees the memory.
-    fn close(&self, py: Python<'_>) {
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
         if !self.process.is_here() {
-            return;
+            return Ok(());
         }
+        check_model(self.number)?;
         let engines = self.engines.write().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| {
             drop(engines);
             self.notifier.stop();
         });
+        Ok(())
     }
 
     /// Whether the model was closed.
@@ -199,9 +253,9 @@ impl ModelCore {
         body: &str,
         processors: Option<Py<PyAny>>,
     ) -> PyResult<StreamCore> {
-        let processors = processors.map(|list| LogitsProcessors::new(py, list)).transpose()?;
-        let notifier = self.notifier.clone();
-        Ok(self.with(py, |engines| Self::start(&engines, (path, body), processors, notifier))?)
+        let processors = processors.map(|list| LogitsProcessors::new(py, list, self.number)).transpose()?;
+        let (number, notifier) = (self.number, self.notifier.clone());
+        Ok(self.with(py, |engines| Self::start(number, engines, (path, body), processors, notifier))?)
     }
 
     /// The tokens of a request's prompt.
@@ -244,7 +298,7 @@ impl ModelCore {
 
     /// The embeddings of texts, one row for each, and the number of their tokens.
     fn embed(&self, py: Python<'_>, texts: Vec<String>, truncate: bool) -> PyResult<(Floats, usize)> {
-        Ok(self.with(py, |engines| {
+        Ok(self.with_signals(py, move |engines, unwanted| {
             let model = &engines.served.model;
             let mut tokens = Vec::with_capacity(texts.len());
             for text in &texts {
@@ -255,7 +309,13 @@ impl ModelCore {
                 tokens.push(of_text);
             }
             let count = tokens.iter().map(Vec::len).sum();
-            let vectors = engines.embed(|embedder| embedder.embed_batch(&tokens))?;
+            let mut vectors = Vec::with_capacity(tokens.len());
+            for some in tokens.chunks(EMBEDDED_TEXTS) {
+                if unwanted.load(Ordering::SeqCst) {
+                    return Err(unwanted_failure());
+                }
+                vectors.extend(engines.embed(|embedder| embedder.embed_batch(some))?);
+            }
             let width = vectors.first().map_or(0, Vec::len);
             let flat = match <[Vec<f32>; 1]>::try_from(vectors) {
                 Ok([only]) => only,
@@ -266,19 +326,26 @@ impl ModelCore {
     }
 
     /// How well documents answer a query, by the model's classification head.
-    fn rank(&self, py: Python<'_>, query: &str, documents: Vec<String>) -> PyResult<Vec<f32>> {
-        Ok(self.with(py, |engines| {
+    fn rank(&self, py: Python<'_>, query: String, documents: Vec<String>) -> PyResult<Vec<f32>> {
+        Ok(self.with_signals(py, move |engines, unwanted| {
             let model = &engines.served.model;
-            let pairs = documents.iter().map(|document| pair_tokens(model, query, document));
+            let pairs = documents.iter().map(|document| pair_tokens(model, &query, document));
             let pairs = pairs.collect::<quadriga_llm::Result<Vec<_>>>()?;
-            engines.embed(|embedder| embedder.rank_batch(&pairs))
+            let mut scores = Vec::with_capacity(pairs.len());
+            for some in pairs.chunks(EMBEDDED_TEXTS) {
+                if unwanted.load(Ordering::SeqCst) {
+                    return Err(unwanted_failure());
+                }
+                scores.extend(engines.embed(|embedder| embedder.rank_batch(some))?);
+            }
+            Ok(scores)
         })?)
     }
 
     /// The logits after each of the tokens, or after the last one: one row for each.
     fn logits(&self, py: Python<'_>, tokens: Vec<u32>, all: bool) -> PyResult<Floats> {
-        Ok(self.with(py, |engines| {
-            let logits = engines.evaluate(&tokens, all)?;
+        Ok(self.with_signals(py, move |engines, unwanted| {
+            let logits = engines.evaluate(&tokens, all, unwanted)?;
             let rows = if all { tokens.len() } else { 1 };
             let width = logits.len() / rows.max(1);
             Ok(Floats::new(logits, &[rows, width]))
@@ -287,18 +354,18 @@ impl ModelCore {
 
     /// The KV cache of the beginning of these tokens, as far as it is there.
     fn save_state<'py>(&self, py: Python<'py>, tokens: Vec<u32>) -> PyResult<Bound<'py, PyBytes>> {
-        let saved = self.with(py, |engines| Ok(engines.served.service()?.save_prefix(tokens)?))?;
+        let saved = self.with_engine(py, |engines| Ok(engines.served.service()?.save_prefix(tokens)?))?;
         Ok(PyBytes::new(py, &saved))
     }
 
     /// Brings back a saved KV cache; returns the number of tokens that requests will find.
     fn load_state(&self, py: Python<'_>, saved: Vec<u8>) -> PyResult<usize> {
-        Ok(self.with(py, |engines| Ok(engines.served.service()?.restore_prefix(saved)?))?)
+        Ok(self.with_engine(py, |engines| Ok(engines.served.service()?.restore_prefix(saved)?))?)
     }
 
     /// Forgets what the KV cache has of earlier requests.
     fn clear_cache(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(self.with(py, |engines| Ok(engines.served.service()?.clear_prefixes()?))?)
+        Ok(self.with_engine(py, |engines| Ok(engines.served.service()?.clear_prefixes()?))?)
     }
 
     /// Facts about the model, its memory and its engine, as JSON.
@@ -340,7 +407,9 @@ impl Drop for ModelCore {
             let _ = Python::try_attach(|py| {
                 let engines = engines.take();
                 py.detach(|| {
-                    drop(engines);
+                    if let Some(engines) = engines {
+                        release(self.number, engines);
+                    }
                     self.notifier.stop();
                 });
             });

@@ -6,6 +6,8 @@ use std::thread::JoinHandle;
 
 use pyo3::prelude::*;
 
+use crate::interpreter::attached;
+
 /// Calls Python functions on a thread of its own, which starts with the first call.
 #[derive(Clone, Default)]
 pub(crate) struct Notifier {
@@ -53,7 +55,7 @@ fn start() -> NotifierState {
     let run = move || {
         for function in inbox {
             // An event loop that is closed needs no call; neither does one of an interpreter that is shutting down.
-            let _ = Python::try_attach(|py| function.call0(py).map(drop));
+            let _ = attached(|py| function.call0(py).map(drop));
         }
     };
     match std::thread::Builder::new().name("quadriga-notify".to_owned()).spawn(run) {

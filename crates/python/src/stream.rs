@@ -8,13 +8,11 @@ use pyo3::prelude::*;
 use quadriga_llm::Finish;
 use quadriga_llm::serving::{Event, Finished, TokenLogprobs};
 
-use crate::detached::detached;
+use crate::callback::check_model;
+use crate::detached::{SIGNAL_INTERVAL, detached};
 use crate::failure::{Failure, Outcome};
 use crate::process::ProcessMark;
 use crate::queue::EventQueue;
-
-/// The longest wait without a look at signals: how late Ctrl-C may be.
-const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The log-probability of a token, and the most probable tokens with theirs.
 type LogprobsAt = (f64, Vec<(u32, f64)>);
@@ -51,6 +49,8 @@ impl Piece {
 #[pyclass(frozen, module = "quadriga._quadriga")]
 pub(crate) struct StreamCore {
     process: ProcessMark,
+    /// The number of the model.
+    model: u64,
     queue: Arc<EventQueue>,
     prompt: Vec<u32>,
     stops: Vec<String>,
@@ -67,8 +67,13 @@ struct StreamState {
 
 impl StreamCore {
     /// The answer whose events come through a queue.
-    pub(crate) fn new(queue: Arc<EventQueue>, prompt: Vec<u32>, stops: Vec<String>) -> StreamCore {
-        StreamCore { process: ProcessMark::new(), queue, prompt, stops, state: Mutex::default() }
+    pub(crate) fn new(
+        model: u64,
+        queue: Arc<EventQueue>,
+        prompt: Vec<u32>,
+        stops: Vec<String>,
+    ) -> StreamCore {
+        StreamCore { process: ProcessMark::new(), model, queue, prompt, stops, state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, StreamState> {
@@ -122,7 +127,8 @@ impl StreamCore {
                 return Err(PyStopIteration::new_err(()));
             }
             self.process.check("stream")?;
-            match detached(py, || self.queue.next(SIGNAL_INTERVAL)) {
+            check_model(self.model)?;
+            match detached(py, || Ok(self.queue.next(SIGNAL_INTERVAL)))? {
                 Some(event) => {
                     if let Some(piece) = self.take(event)? {
                         return Ok(piece);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -118,10 +119,8 @@ def test_a_cancelled_task_ends_its_request(model: quadriga.Model) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        # The engine counts anew with each step.
-        await model.generate_async("x", max_tokens=1)
         while model.facts["running"] > 0:
-            await model.generate_async("x", max_tokens=1)
+            await asyncio.sleep(0.001)
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
@@ -131,7 +130,7 @@ def test_a_closed_stream_ends_its_request(model: quadriga.Model) -> None:
         next(stream)
     assert list(stream) == []
     while model.facts["running"] > 0:
-        model.generate("x", max_tokens=1)
+        time.sleep(0.001)
 
 
 def test_errors_name_what_is_wrong(model: quadriga.Model) -> None:

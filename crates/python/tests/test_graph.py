@@ -143,13 +143,16 @@ def test_operations_in_python() -> None:
 def test_an_operation_that_fails_is_an_error_of_the_run() -> None:
     @graph.operation()
     def fails(x: Array) -> Array:
-        raise ZeroDivisionError("my own operation")
+        raise ZeroDivisionError("my own operation") from KeyError("why")
 
     g = graph.Graph()
     g.output("y", fails(g.input("x", (4,))))
     session = g.plan().session()
-    with pytest.raises(quadriga.GraphError, match="my own operation"):
+    with pytest.raises(ZeroDivisionError, match="my own operation") as caught:
         session.run(x=[1.0] * 4)
+    assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(ZeroDivisionError, match="my own operation"):
+        session.observe(lambda seen: None, inputs={"x": [1.0] * 4})
 
 
 def test_observers_see_results_and_end_the_run() -> None:
@@ -232,8 +235,11 @@ def test_threads_wait_for_each_other_in_a_session() -> None:
 
     def work(seed: int) -> None:
         try:
-            for _ in range(20):
-                session.run(x=random(64, 64, seed=seed))
+            x = random(64, 64, seed=seed)
+            wanted = (x**2).sum(axis=1)
+            for _ in range(50):
+                # The thread's own result, not that of another.
+                np.testing.assert_allclose(session.run(x=x)["y"].ravel(), wanted, rtol=1e-4)
         except BaseException as error:  # noqa: BLE001
             failures.append(error)
 

@@ -136,3 +136,99 @@ def test_importing_starts_no_thread() -> None:
     threads = run("import numpy, os; print(len(os.listdir('/proc/self/task')))")
     assert ended.stdout == threads.stdout, ended.stderr
     assert os.path.exists("/proc/self/task")
+
+
+#: A daemon thread runs a session with an operation in Python again and again while the interpreter ends.
+ENDLESS = """
+import sys, threading, time
+import numpy as np
+from quadriga import graph
+
+entered = threading.Event()
+
+@graph.operation()
+def slow(x):
+    entered.set()
+    time.sleep(0.2)
+    return x
+
+g = graph.Graph()
+g.output("y", slow(g.input("x", (4,))).relu())
+session = g.plan(["cpu"]).session()
+
+def look(seen):
+    entered.set()
+    time.sleep(0.2)
+
+def run():
+    while True:
+        try:
+            if sys.argv[1] == "run":
+                session.run(x=np.ones(4, dtype=np.float32))
+            else:
+                session.observe(look, inputs={"x": np.ones(4, dtype=np.float32)})
+        except Exception as error:
+            # At the end of the interpreter, runs are refused.
+            assert type(error).__name__ == "Closed", error
+
+threads = [threading.Thread(target=run, daemon=True) for _ in range(3)]
+for thread in threads:
+    thread.start()
+entered.wait()
+print("done")
+"""
+
+
+def test_the_interpreter_ends_while_operations_and_observers_run() -> None:
+    for how in ("run", "observe") * 3:
+        ended = run(ENDLESS, how)
+        assert (ended.stdout, ended.returncode) == ("done\n", 0), ended.stderr
+
+
+def test_ctrl_c_ends_the_wait_for_a_session() -> None:
+    # The operation is in the middle of its work until the interrupt was seen: the wait for it ends before.
+    script = """
+import os, signal, threading
+from quadriga import graph
+
+entered, leave = threading.Event(), threading.Event()
+
+@graph.operation()
+def slow(x):
+    entered.set()
+    leave.wait()
+    return x
+
+g = graph.Graph()
+g.output("y", slow(g.input("x", (4,))))
+session = g.plan(["cpu"]).session()
+threading.Thread(target=lambda: (entered.wait(), os.kill(os.getpid(), signal.SIGINT))).start()
+try:
+    session.run(x=[1.0] * 4)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+leave.set()
+# It waits for the run that goes on, and is a run of its own.
+print(session.run(x=[2.0] * 4)["y"].tolist())
+"""
+    ended = run(script)
+    assert (ended.stdout, ended.returncode) == ("interrupted\n[2.0, 2.0, 2.0, 2.0]\n", 0), ended.stderr
+
+
+def test_an_interrupt_within_an_operation_is_not_lost() -> None:
+    script = """
+from quadriga import graph
+
+@graph.operation()
+def stops(x):
+    raise KeyboardInterrupt
+
+g = graph.Graph()
+g.output("y", stops(g.input("x", (4,))))
+try:
+    g.plan(["cpu"]).session().run(x=[1.0] * 4)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    ended = run(script)
+    assert (ended.stdout, ended.returncode) == ("interrupted\n", 0), ended.stderr

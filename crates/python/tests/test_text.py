@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -39,21 +42,30 @@ def test_threads_share_one_engine_and_get_their_own_answers(model: quadriga.Mode
     assert together == alone
 
 
+def ran_meanwhile(work: Callable[[], object]) -> bool:
+    """Whether another thread runs Python during a call. It could only take the GIL after an hour: it must be given it."""
+    begin, ran = threading.Event(), threading.Event()
+    other = threading.Thread(target=lambda: (begin.wait(), ran.set()))
+    other.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(3600)
+    try:
+        begin.set()
+        work()
+        found = ran.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+    other.join()
+    return found
+
+
 def test_other_threads_run_python_while_a_model_computes(model: quadriga.Model) -> None:
-    steps, done = 0, threading.Event()
-
-    def count() -> None:
-        nonlocal steps
-        while not done.is_set():
-            steps += 1
-
-    counter = threading.Thread(target=count)
-    counter.start()
-    model.logits("Once upon a time, " * 40, last=True)
-    done.set()
-    counter.join()
-    # With the GIL held, the counter would not have got beyond one switch interval.
-    assert steps > 1000
+    text = "Once upon a time, " * 40
+    assert ran_meanwhile(lambda: model.logits(text, last=True))
+    assert ran_meanwhile(lambda: model.embed(text))
+    assert ran_meanwhile(lambda: model.generate(text, max_tokens=4))
+    # The test sees a call that keeps the GIL.
+    assert not ran_meanwhile(lambda: ctypes.PyDLL(None).usleep(200_000))
 
 
 def test_seeds_stops_and_biases_are_respected(model: quadriga.Model) -> None:

@@ -113,8 +113,10 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
     Closing it, or dropping it, ends the generation. When it has ended, `completion` has the whole answer.
     """
 
-    def __init__(self, core: StreamCore, parse: Callable[[str], Any] | None = None) -> None:
+    def __init__(self, core: StreamCore, parse: Callable[[str], Any] | None = None, owner: object = None) -> None:
         self._core = core
+        #: The model, which lives as long as its answers.
+        self._owner = owner
         self._parse = parse
         self._pieces: list[Piece] = []
 
@@ -159,6 +161,7 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
     def close(self) -> None:
         """Ends the generation."""
         self._core.close()
+        self._owner = None
 
     def __enter__(self) -> Stream:
         return self

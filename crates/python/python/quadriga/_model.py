@@ -5,33 +5,39 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Union, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from ._answers import Completion, Stream
 from ._logits import LogitsProcessor
-from ._quadriga import ModelCore, settle
-from .errors import InvalidRequest
+from ._quadriga import ModelCore, forget_threads, refuse, set_main_thread, settle
+from ._requests import (
+    Adapters,
+    AnyPath,
+    Messages,
+    adapter_list,
+    chat_options,
+    checked_count,
+    checked_tokens,
+    existing_path,
+    message_list,
+    names_list,
+    path_text,
+    request_json,
+    request_options,
+    response_format_and_parser,
+)
 
 __all__ = ["Model"]
 
-#: A text, or messages in OpenAI's format.
-Messages = Union[str, Sequence[Mapping[str, Any]]]
-
-#: Options of requests beside those that methods name: the server's fields of the same names.
-_MORE_OPTIONS = frozenset(
-    """
-    typical_p top_n_sigma xtc_probability xtc_threshold repeat_penalty repeat_last_n presence_penalty frequency_penalty
-    dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers logit_bias ignore_eos samplers
-    json_schema grammar guided_json guided_regex guided_choice guided_grammar structured_outputs priority cache_prompt
-    parallel_tool_calls reasoning_effort reasoning_budget_tokens chat_template_kwargs continue_final_message echo
-    """.split()
-)
+#: Texts that are embedded by one call of the native part.
+_EMBEDDED_TEXTS = 64
 
 #: The models that are open. They are closed before the interpreter shuts down.
 _open: weakref.WeakSet[Model] = weakref.WeakSet()
@@ -39,9 +45,20 @@ _open: weakref.WeakSet[Model] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
+    """Ends what threads still do with this package, so that none of them meets an interpreter that is gone."""
+    refuse()
     for model in list(_open):
         model.close()
     settle(5.0)
+
+
+def _in_fork() -> None:
+    forget_threads()
+    set_main_thread(threading.get_ident())
+
+
+os.register_at_fork(after_in_child=_in_fork)
+set_main_thread(threading.main_thread().ident or 0)
 
 
 class Model:
@@ -53,7 +70,7 @@ class Model:
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | None = None,
+        path: AnyPath | None = None,
         *,
         n_ctx: int = 0,
         n_gpu_layers: int | Literal["auto", "all"] = "auto",
@@ -61,20 +78,21 @@ class Model:
         kv_tokens: int | None = None,
         n_batch: int = 512,
         n_threads: int | None = None,
-        devices: Sequence[str] = (),
+        devices: str | Sequence[str] = (),
         vram_budget: int | None = None,
-        tensor_overrides: Sequence[str] = (),
+        tensor_overrides: str | Sequence[str] = (),
         cache_type: str = "f16",
         cache_type_v: str | None = None,
         cache_ram: int = 0,
-        cache_file: str | os.PathLike[str] | None = None,
+        cache_file: AnyPath | None = None,
         lookup: int = 0,
-        draft: str | os.PathLike[str] | None = None,
-        lora: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
+        draft: AnyPath | None = None,
+        lora: Adapters = (),
         chat_template: str | None = None,
         use_mmap: bool = True,
         offline: bool = False,
-        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir: AnyPath | None = None,
+        hub_file: str | None = None,
     ) -> None:
         """Loads a model.
 
@@ -101,30 +119,31 @@ class Model:
             use_mmap: Map the file; otherwise it is read.
             offline: Use models in the cache only.
             cache_dir: The cache folder.
+            hub_file: With ORG/REPO as path, the file of that repository, in place of QUANT.
         """
-        adapters = [(os.fspath(entry[0]), entry[1]) if isinstance(entry, tuple) else (os.fspath(entry), 1.0) for entry in lora]
         options = {
-            "path": _text(path),
-            "n_ctx": _count("n_ctx", n_ctx, 0),
-            "n_batch": _count("n_batch", n_batch, 1),
-            "n_parallel": _count("n_parallel", n_parallel, 1),
-            "kv_tokens": None if kv_tokens is None else _count("kv_tokens", kv_tokens, 1),
+            "path": path_text(path),
+            "n_ctx": checked_count("n_ctx", n_ctx, 0),
+            "n_batch": checked_count("n_batch", n_batch, 1),
+            "n_parallel": checked_count("n_parallel", n_parallel, 1),
+            "kv_tokens": None if kv_tokens is None else checked_count("kv_tokens", kv_tokens, 1),
             "n_gpu_layers": str(n_gpu_layers),
-            "devices": list(devices),
-            "n_threads": None if n_threads is None else _count("n_threads", n_threads, 1),
+            "devices": names_list(devices),
+            "n_threads": None if n_threads is None else checked_count("n_threads", n_threads, 1),
             "cache_type_k": cache_type,
             "cache_type_v": cache_type_v or cache_type,
-            "vram_budget": vram_budget,
-            "tensor_overrides": list(tensor_overrides),
-            "cache_ram": _count("cache_ram", cache_ram, 0),
-            "cache_file": _text(cache_file),
-            "lookup": _count("lookup", lookup, 0),
-            "draft": _text(draft),
-            "lora": adapters,
+            "vram_budget": None if vram_budget is None else checked_count("vram_budget", vram_budget, 0),
+            "tensor_overrides": names_list(tensor_overrides),
+            "cache_ram": checked_count("cache_ram", cache_ram, 0),
+            "cache_file": path_text(cache_file),
+            "lookup": checked_count("lookup", lookup, 0),
+            "draft": None if draft is None else existing_path("draft", draft),
+            "lora": adapter_list(lora),
             "chat_template": chat_template,
             "use_mmap": use_mmap,
             "offline": offline,
-            "cache_dir": _text(cache_dir),
+            "cache_dir": path_text(cache_dir),
+            "hub_file": hub_file,
         }
         self._core = ModelCore(json.dumps(options))
         self._facts: dict[str, Any] = json.loads(self._core.facts())
@@ -220,8 +239,8 @@ class Model:
             logits_processors: Functions of tokens and logits that are called before each token is sampled.
             **more: Further sampling options by their names in llama.cpp's server, such as `repeat_penalty` or `grammar`.
         """
-        body = _options(locals(), more)
-        body["prompt"] = prompt if isinstance(prompt, str) else [int(token) for token in prompt]
+        body = request_options(locals(), more)
+        body["prompt"] = prompt if isinstance(prompt, str) else checked_tokens(prompt)
         body["max_tokens"] = -1 if max_tokens is None else max_tokens
         body["logprobs"] = logprobs
         return self._answer("/v1/completions", body, response_format, logits_processors, stream)
@@ -296,8 +315,8 @@ class Model:
 
         The other arguments are those of `generate`.
         """
-        body = _options(locals(), more)
-        body["messages"] = _messages(messages)
+        body = request_options(locals(), more)
+        body["messages"] = message_list(messages)
         body["tools"] = None if tools is None else [dict(tool) for tool in tools]
         body["tool_choice"] = tool_choice
         body["max_tokens"] = -1 if max_tokens is None else max_tokens
@@ -321,9 +340,9 @@ class Model:
         processors: Sequence[LogitsProcessor],
         streams: bool,
     ) -> Completion | Stream:
-        body["response_format"], parse = _response_format(response_format)
-        core = self._core.submit(path, json.dumps(body), list(processors) or None)
-        stream = Stream(core, parse)
+        body["response_format"], parse = response_format_and_parser(response_format)
+        core = self._core.submit(path, request_json(body), list(processors) or None)
+        stream = Stream(core, parse, self)
         return stream if streams else stream.collect()
 
     # Texts, tokens, vectors.
@@ -343,12 +362,12 @@ class Model:
 
     def detokenize_bytes(self, tokens: Sequence[int], *, special: bool = False) -> bytes:
         """The bytes of tokens, which may begin and end within a character."""
-        return self._core.detokenize([int(token) for token in tokens], special)
+        return self._core.detokenize(checked_tokens(tokens), special)
 
     def chat_tokens(self, messages: Messages, **options: Any) -> list[int]:
         """The tokens of a conversation, as `chat` gives them to the model."""
-        body = {"messages": _messages(messages), **options}
-        return self._core.prompt_tokens("/v1/chat/completions", json.dumps(body))
+        body = {"messages": message_list(messages), **chat_options(options)}
+        return self._core.prompt_tokens("/v1/chat/completions", request_json(body))
 
     @overload
     def embed(self, texts: str, *, truncate: bool = ...) -> npt.NDArray[np.float32]: ...
@@ -372,10 +391,16 @@ class Model:
         if isinstance(texts, str):
             vectors, count = self.embed_counted([texts], truncate=truncate)
             return vectors[0], count
-        if not texts:
+        if len(texts) == 0:
             return np.zeros((0, self.n_embd), dtype=np.float32), 0
-        floats, count = self._core.embed(list(texts), truncate)
-        return np.asarray(floats), count
+        parts: list[npt.NDArray[np.float32]] = []
+        count = 0
+        # Between the parts Python looks at signals.
+        for start in range(0, len(texts), _EMBEDDED_TEXTS):
+            floats, counted = self._core.embed(list(texts[start : start + _EMBEDDED_TEXTS]), truncate)
+            parts.append(np.asarray(floats))
+            count += counted
+        return (parts[0] if len(parts) == 1 else np.concatenate(parts)), count
 
     def rank(self, query: str, documents: Sequence[str]) -> npt.NDArray[np.float32]:
         """How well documents answer a query, for models with a classification head (rerankers): the larger the better."""
@@ -387,7 +412,7 @@ class Model:
         They are computed apart from other requests, with a KV cache of their own.
         """
         tokens = self.tokenize(prompt, add_bos=True, special=True) if isinstance(prompt, str) else prompt
-        rows: npt.NDArray[np.float32] = np.asarray(self._core.logits([int(token) for token in tokens], not last))
+        rows: npt.NDArray[np.float32] = np.asarray(self._core.logits(checked_tokens(tokens), not last))
         return rows[0] if last else rows
 
     # The KV cache.
@@ -399,7 +424,7 @@ class Model:
         """
         if isinstance(tokens, str):
             tokens = self.tokenize(tokens, add_bos=True, special=True)
-        return self._core.save_state([int(token) for token in tokens])
+        return self._core.save_state(checked_tokens(tokens))
 
     def load_state(self, state: bytes) -> int:
         """Loads a saved KV cache. Requests that begin with its tokens find them there.
@@ -482,59 +507,3 @@ class Model:
     def plan_svg(self) -> str:
         """The same as a drawing."""
         return self._core.picture(True)
-
-
-def _text(path: str | os.PathLike[str] | None) -> str | None:
-    return None if path is None else os.fspath(path)
-
-
-def _count(name: str, value: int, least: int) -> int:
-    if value < least:
-        raise InvalidRequest(f"{name} is {value}; it must be at least {least}")
-    return int(value)
-
-
-def _messages(messages: Messages) -> list[dict[str, Any]]:
-    if isinstance(messages, str):
-        return [{"role": "user", "content": messages}]
-    return [dict(message) for message in messages]
-
-
-def _options(named: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a request that several methods have."""
-    unknown = more.keys() - _MORE_OPTIONS
-    if unknown:
-        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}; known are: {', '.join(sorted(_MORE_OPTIONS))}")
-    names = ("temperature", "top_p", "top_k", "min_p", "seed")
-    body = {name: named[name] for name in names if named[name] is not None}
-    stop = named["stop"]
-    if stop is not None:
-        body["stop"] = stop if isinstance(stop, str) else list(stop)
-    return {**body, **more}
-
-
-def _response_format(wanted: Any) -> tuple[Any, Callable[[str], Any] | None]:
-    """The field `response_format`, and what makes an object of the answer."""
-    if wanted is None:
-        return None, None
-    schema = getattr(wanted, "model_json_schema", None)
-    if schema is not None:
-        named = {"name": getattr(wanted, "__name__", "answer"), "schema": _closed(schema())}
-        return {"type": "json_schema", "json_schema": named}, wanted.model_validate_json
-    known = ("text", "json_object", "json_schema", "regex", "grammar")
-    get = getattr(wanted, "get", None)
-    if get is not None and get("type") not in known:
-        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted}}, None
-    return wanted, None
-
-
-def _closed(schema: Any) -> Any:
-    """A schema whose objects have the properties that it names, and no others: small models would go on inventing some."""
-    if isinstance(schema, list):
-        return [_closed(entry) for entry in schema]  # pyright: ignore[reportUnknownVariableType]
-    if not isinstance(schema, dict):
-        return schema
-    closed: dict[str, Any] = {str(key): _closed(value) for key, value in schema.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    if "properties" in closed and closed.get("type") == "object":
-        closed.setdefault("additionalProperties", False)
-    return closed

@@ -8,8 +8,21 @@ VERSION: str
 def command(arguments: Sequence[str]) -> int:
     """Runs the command `quadriga` and returns its exit code."""
 
+def hub_files(name: str, cache_dir: str | None = None, offline: bool = False) -> list[str]:
+    """The names of the files of a repository of the hub; without the network those of its models in the cache."""
+
+def refuse() -> None:
+    """From now on, new work is an error: the interpreter is about to end."""
+
 def settle(seconds: float) -> bool:
-    """Waits until no thread works without the GIL; whether that is so."""
+    """Waits until no thread works without the GIL, but not longer than this, and until none runs Python code; whether all
+    work has ended. Afterwards no thread of this package uses the interpreter."""
+
+def set_main_thread(number: int) -> None:
+    """Says which thread runs signal handlers, by its `ident`."""
+
+def forget_threads() -> None:
+    """In a fork: the threads of the other process do not exist."""
 
 @final
 class Floats:
@@ -130,9 +143,11 @@ class SessionCore:
     def states(self) -> list[tuple[str, str, str, list[int], int]]: ...
     def set(self, name: str, array: Any) -> None: ...
     def set_weight(self, name: str, array: Any) -> None: ...
-    def run(self) -> None: ...
+    def run(self, inputs: Sequence[tuple[str, Any]], outputs: Sequence[tuple[str, Any]]) -> None: ...
     def read(self, name: str, array: Any) -> None: ...
-    def observe(self, function: Callable[..., bool], names: Sequence[str] | None = None) -> bool: ...
+    def observe(
+        self, function: Callable[..., bool], names: Sequence[str] | None, inputs: Sequence[tuple[str, Any]]
+    ) -> bool: ...
     def read_state(self, name: str, array: Any) -> None: ...
     def write_state(self, name: str, array: Any) -> None: ...
     def clear_state(self) -> None: ...

@@ -18,49 +18,26 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ._quadriga import CustomOperation, GraphCore, PlanCore, SessionCore
+from ._arrays import as_array, as_count, as_dims, as_number, as_parameter
+from ._quadriga import CustomOperation, GraphCore
+from ._session import Observed, Plan, Session, TensorInfo
 from .errors import GraphError
 
 __all__ = ["Graph", "Observed", "Operation", "Plan", "Session", "TensorInfo", "Value", "operation"]
-
-#: The types that numpy has, by their names here.
-_NUMPY: dict[str, type[np.generic]] = {
-    "f32": np.float32,
-    "f16": np.float16,
-    "f64": np.float64,
-    "i8": np.int8,
-    "i16": np.int16,
-    "i32": np.int32,
-    "i64": np.int64,
-}
-
-
-def _array(values: Any) -> npt.NDArray[Any]:
-    """A contiguous numpy array, without a copy where that is possible."""
-    is_foreign = hasattr(values, "__dlpack__") and not hasattr(values, "__array_interface__")
-    array: npt.NDArray[Any] = np.ascontiguousarray(np.from_dlpack(values) if is_foreign else values)
-    return array
-
-
-def _converted(values: Any, dtype: str) -> npt.NDArray[Any]:
-    """As `_array`; lists and Python's numbers get the type of the tensor."""
-    if isinstance(values, (int, float, list, tuple)) and dtype in _NUMPY:
-        array: npt.NDArray[Any] = np.ascontiguousarray(values, dtype=_NUMPY[dtype])
-        return array
-    return _array(values)
 
 
 class Value:
     """A tensor of a graph that is being built."""
 
     __slots__ = ("_graph", "_number", "dtype", "shape")
+
+    #: numpy leaves arithmetic with a value to the value, instead of applying it to each of its own elements.
+    __array_ufunc__ = None
 
     def __init__(self, graph: Graph, number: int, dtype: str, shape: Sequence[int]) -> None:
         self._graph = graph
@@ -84,25 +61,25 @@ class Value:
     # Arithmetic. The second operand is repeated to the shape of the first.
 
     def __add__(self, other: Value | float) -> Value:
-        return self._apply("add", other) if isinstance(other, Value) else self.scale(1.0, other)
+        return self._apply("add", other) if isinstance(other, Value) else self.scale(1.0, as_number(other))
 
     def __radd__(self, other: float) -> Value:
-        return self.scale(1.0, other)
+        return self.scale(1.0, as_number(other))
 
     def __sub__(self, other: Value | float) -> Value:
-        return self._apply("sub", other) if isinstance(other, Value) else self.scale(1.0, -other)
+        return self._apply("sub", other) if isinstance(other, Value) else self.scale(1.0, -as_number(other))
 
     def __rsub__(self, other: float) -> Value:
-        return self.scale(-1.0, other)
+        return self.scale(-1.0, as_number(other))
 
     def __mul__(self, other: Value | float) -> Value:
-        return self._apply("mul", other) if isinstance(other, Value) else self.scale(other)
+        return self._apply("mul", other) if isinstance(other, Value) else self.scale(as_number(other))
 
     def __rmul__(self, other: float) -> Value:
-        return self.scale(other)
+        return self.scale(as_number(other))
 
     def __truediv__(self, other: Value | float) -> Value:
-        return self._apply("div", other) if isinstance(other, Value) else self.scale(1.0 / other)
+        return self._apply("div", other) if isinstance(other, Value) else self.scale(1.0 / as_number(other))
 
     def __neg__(self) -> Value:
         return self._apply("neg")
@@ -291,15 +268,15 @@ class Value:
 
     def repeat(self, shape: Sequence[int]) -> Value:
         """Repeats the tensor to fill a shape."""
-        return self._apply("repeat", shape=list(shape))
+        return self._apply("repeat", shape=as_dims("repeat", shape))
 
     def pad(self, after: Sequence[int]) -> Value:
         """Appends zeros along the innermost dimensions."""
-        return self._apply("pad", after=list(after))
+        return self._apply("pad", after=as_dims("pad", after))
 
     def reshape(self, shape: Sequence[int]) -> Value:
         """The same elements under another shape."""
-        return self._apply("reshape", shape=list(shape))
+        return self._apply("reshape", shape=as_dims("reshape", shape))
 
     def slice(self, axis: int, start: int, length: int) -> Value:
         """Elements along a dimension, as a view."""
@@ -307,7 +284,7 @@ class Value:
 
     def permute(self, axes: Sequence[int]) -> Value:
         """Reorders the dimensions, as a view."""
-        return self._apply("permute", axes=list(axes))
+        return self._apply("permute", axes=as_dims("permute", axes))
 
     def transpose(self) -> Value:
         """Swaps the two innermost dimensions, as a view."""
@@ -317,7 +294,7 @@ class Value:
 class Operation:
     """An operation in Python, for prototypes: a function of numpy arrays.
 
-    It runs on the CPU, holds the GIL, and gets copies of its inputs. `shape` infers the type and shape of the result from
+    It runs on the CPU, on any thread, holds the GIL, and gets copies of its inputs. What it raises, the run raises. `shape` infers the type and shape of the result from
     those of the inputs; by default they are those of the first.
     """
 
@@ -373,7 +350,7 @@ class Graph:
 
     def input(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Value:
         """Declares a tensor that is set before each run."""
-        return self._value(self.core.input(name, dtype, list(shape)))
+        return self._value(self.core.input(name, dtype, as_dims(name, shape)))
 
     def weight(
         self, name: str, array: Any = None, *, dtype: str | None = None, shape: Sequence[int] | None = None
@@ -387,20 +364,20 @@ class Graph:
         if array is None:
             if dtype is None or shape is None:
                 raise GraphError(f"weight {name}: without data, dtype and shape are needed")
-            return self._value(self.core.empty_weight(name, dtype, list(shape)))
-        dims = None if shape is None else list(shape)
-        return self._value(self.core.data(name, _array(array), False, dtype, dims))
+            return self._value(self.core.empty_weight(name, dtype, as_dims(name, shape)))
+        dims = None if shape is None else as_dims(name, shape)
+        return self._value(self.core.data(name, as_array(array), False, dtype, dims))
 
     def constant(
         self, name: str, array: Any, *, dtype: str | None = None, shape: Sequence[int] | None = None
     ) -> Value:
         """Declares a constant, whose data belongs to the graph."""
-        dims = None if shape is None else list(shape)
-        return self._value(self.core.data(name, _array(array), True, dtype, dims))
+        dims = None if shape is None else as_dims(name, shape)
+        return self._value(self.core.data(name, as_array(array), True, dtype, dims))
 
     def state(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Value:
         """Declares a tensor that keeps its content between runs; zero at first."""
-        return self._value(self.core.state_tensor(name, dtype, list(shape)))
+        return self._value(self.core.state_tensor(name, dtype, as_dims(name, shape)))
 
     def arange(self, start: float, stop: float, step: float = 1.0) -> Value:
         """The values `start, start + step, …` below `stop`."""
@@ -413,10 +390,13 @@ class Graph:
                 raise GraphError(f"{name}: a value belongs to another graph")
         numbers = [value._number for value in inputs]  # pyright: ignore[reportPrivateUsage]
         custom = None if operation is None else operation.core
-        return self._value(self.core.apply(name, numbers, json.dumps(parameters), custom))
+        checked = {key: as_parameter(f"{name}: {key}", value) for key, value in parameters.items()}
+        return self._value(self.core.apply(name, numbers, json.dumps(checked), custom))
 
     def output(self, name: str, value: Value) -> None:
         """Makes a value an output, which can be read after a run."""
+        if value._graph is not self:  # pyright: ignore[reportPrivateUsage]
+            raise GraphError(f"output {name}: the value belongs to another graph")
         self.core.output(name, value._number)  # pyright: ignore[reportPrivateUsage]
 
     @contextmanager
@@ -434,7 +414,7 @@ class Graph:
 
     def plan(
         self,
-        devices: Sequence[str] = ("cpu",),
+        devices: str | Sequence[str] = ("cpu",),
         *,
         threads: int | None = None,
         pins: Mapping[str, str] | None = None,
@@ -443,203 +423,18 @@ class Graph:
         """Plans the graph: assigns nodes to devices, finds copies between them, and an offset for every tensor.
 
         Args:
-            devices: Devices in order of preference, such as `["cuda:0", "cpu"]`.
+            devices: Devices in order of preference, such as `["cuda:0", "cpu"]`, or a single one.
             threads: CPU threads.
-            pins: Devices of nodes, weights and states, by name.
+            pins: Devices of nodes, weights and states, by name; a name that the graph does not have is an error.
             budgets: Bytes that may be used of devices.
         """
         options = {
-            "devices": list(devices),
-            "threads": threads,
+            "devices": [devices] if isinstance(devices, str) else list(devices),
+            "threads": None if threads is None else as_count("threads", threads),
             "pins": dict(pins or {}),
-            "budgets": dict(budgets or {}),
+            "budgets": {device: as_count(f"budgets: {device}", size) for device, size in (budgets or {}).items()},
         }
         return Plan(self.core.plan(json.dumps(options)))
 
     def __str__(self) -> str:
         return self.core.text() or "a graph that is being built"
-
-
-class Plan:
-    """A planned graph. A notebook shows its picture."""
-
-    def __init__(self, core: PlanCore) -> None:
-        self.core = core
-
-    def __str__(self) -> str:
-        return str(self.core)
-
-    def details(self) -> str:
-        """Splits, copies and bytes, and a line for each node."""
-        return self.core.details()
-
-    def explain(self) -> dict[str, Any]:
-        """The plan as data; docs/plan-schema.md describes it."""
-        return json.loads(self.core.json())
-
-    def memory(self) -> list[dict[str, Any]]:
-        """The bytes of each device, by what they are for."""
-        return json.loads(self.core.memory())
-
-    def dot(self) -> str:
-        """The plan in Graphviz's language."""
-        return self.core.dot()
-
-    def html(self, title: str = "plan") -> str:
-        """The plan as an interactive page, complete in itself."""
-        return self.core.picture(title, False)
-
-    def svg(self, title: str = "plan") -> str:
-        """The plan as a drawing."""
-        return self.core.picture(title, True)
-
-    def _repr_html_(self) -> str:
-        return self.svg()
-
-    def session(self) -> Session:
-        """Allocates memory, loads weights and compiles: ready to run."""
-        return Session(self.core.session())
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """An input, an output or a state."""
-
-    name: str
-    #: numpy's type; bytes for types that numpy does not have.
-    numpy_dtype: str
-    #: The type in the graph.
-    dtype: str
-    shape: tuple[int, ...]
-    #: Its size in bytes.
-    bytes: int
-
-    def empty(self) -> npt.NDArray[Any]:
-        """An array for its elements, or for its bytes."""
-        shape = (self.bytes,) if self.numpy_dtype == "|u1" else self.shape
-        return np.empty(shape, dtype=self.numpy_dtype)
-
-
-@dataclass(frozen=True)
-class Observed:
-    """The result of a node, right after it was computed."""
-
-    name: str
-    dtype: str
-    #: The device that computed it.
-    device: str | None
-    #: The elements, read-only; the bytes of types that numpy does not have.
-    array: npt.NDArray[Any]
-
-
-class Session:
-    """Memory, weights and compiled code of a plan; runs it any number of times."""
-
-    def __init__(self, core: SessionCore) -> None:
-        self.core = core
-        self.inputs = _infos(core.inputs())
-        self.outputs = _infos(core.outputs())
-        self.states = _infos(core.states())
-
-    def close(self) -> None:
-        """Frees the memory."""
-        self.core.close()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def set(self, name: str, values: Any) -> None:
-        """Sets an input: an array of its type, which is copied once, or a list of numbers."""
-        info = self.inputs.get(name)
-        self.core.set(name, _array(values) if info is None else self._checked(info, values))
-
-    def _checked(self, info: TensorInfo, values: Any) -> npt.NDArray[Any]:
-        array = _converted(values, info.dtype)
-        is_bytes = array.dtype == np.uint8
-        if not is_bytes and array.shape != info.shape and array.size > 0:
-            raise GraphError(f"{info.name} has the shape {list(info.shape)}, the array {list(array.shape)}")
-        return array
-
-    def run(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, npt.NDArray[Any]]:
-        """Sets inputs, runs the plan, and returns all outputs."""
-        self.start(inputs, **named)
-        return {name: self.read(name) for name in self.outputs}
-
-    def start(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> None:
-        """Sets inputs and runs the plan, without reading outputs."""
-        for name, values in {**(inputs or {}), **named}.items():
-            self.set(name, values)
-        self.core.run()
-
-    def read(self, name: str, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """An output of the latest run, copied once: to a new array or to `out`."""
-        if out is None:
-            info = self.outputs.get(name)
-            if info is None:
-                raise GraphError(f"there is no output {name!r}; there are {', '.join(self.outputs)}")
-            out = info.empty()
-        self.core.read(name, out)
-        return out
-
-    def set_weight(self, name: str, values: Any) -> None:
-        """Sets the data of a weight that was declared without."""
-        self.core.set_weight(name, _array(values))
-
-    def observe(
-        self,
-        function: Callable[[Observed], bool | None],
-        names: Sequence[str] | None = None,
-        inputs: Mapping[str, Any] | None = None,
-    ) -> bool:
-        """Runs the plan and calls a function with each result, or with those of some names.
-
-        The function ends the run by returning False. Returns whether all nodes were computed.
-        """
-
-        def call(
-            name: str, data: bytes, of: str, dtype: str, dims: list[int], strides: list[int], device: str | None
-        ) -> bool:
-            array: npt.NDArray[Any] = np.frombuffer(data, dtype=of)
-            if of != "|u1":
-                array = np.lib.stride_tricks.as_strided(array, dims, strides, writeable=False)
-            return function(Observed(name, dtype, device, array)) is not False
-
-        for name, values in (inputs or {}).items():
-            self.set(name, values)
-        return self.core.observe(call, None if names is None else list(names))
-
-    def read_state(self, name: str) -> npt.NDArray[Any]:
-        """The content of a state."""
-        info = self.states.get(name)
-        if info is None:
-            raise GraphError(f"there is no state {name!r}; there are {', '.join(self.states)}")
-        out = info.empty()
-        self.core.read_state(name, out)
-        return out
-
-    def write_state(self, name: str, values: Any) -> None:
-        """Sets the content of a state."""
-        info = self.states.get(name)
-        self.core.write_state(name, _array(values) if info is None else self._checked(info, values))
-
-    def clear_state(self) -> None:
-        """Sets all states to zero."""
-        self.core.clear_state()
-
-    def save_state(self) -> bytes:
-        """All states as bytes."""
-        return self.core.save_state()
-
-    def restore_state(self, saved: bytes) -> None:
-        """Restores what `save_state` has returned."""
-        self.core.restore_state(saved)
-
-
-def _infos(facts: Sequence[tuple[str, str, str, list[int], int]]) -> dict[str, TensorInfo]:
-    infos = [TensorInfo(name, of, dtype.lower(), tuple(dims), size) for name, of, dtype, dims, size in facts]
-    return {info.name: info for info in infos}

@@ -7,10 +7,11 @@ use quadriga_runtime::Values;
 
 use crate::failure::{Failure, Outcome};
 
-/// A contiguous numpy array. While it lives, the GIL is held.
-pub(crate) struct ArrayView<'py> {
+/// A contiguous numpy array, for the length of a call. As for numpy's own functions, the program must not change the elements
+/// from another thread meanwhile.
+pub(crate) struct ArrayView {
     /// Keeps the memory alive.
-    _array: Bound<'py, PyAny>,
+    _array: Py<PyAny>,
     pointer: *mut u8,
     bytes: usize,
     writable: bool,
@@ -18,6 +19,10 @@ pub(crate) struct ArrayView<'py> {
     dtype: Option<DType>,
     shape: Vec<usize>,
 }
+
+// SAFETY: the address is that of memory which `_array` keeps alive, and bytes of it are only reached through `as_bytes` and
+// `as_bytes_mut`, whose rules do not depend on the thread.
+unsafe impl Send for ArrayView {}
 
 /// The type of numpy's name, and the bytes of an element; `None` as a type for plain bytes.
 fn element(name: &str) -> Option<(Option<DType>, usize)> {
@@ -48,9 +53,9 @@ pub(crate) fn numpy_name(dtype: DType) -> &'static str {
     }
 }
 
-impl<'py> ArrayView<'py> {
+impl ArrayView {
     /// The memory of an array.
-    pub(crate) fn new(array: &Bound<'py, PyAny>) -> Outcome<ArrayView<'py>> {
+    pub(crate) fn new<'py>(array: &Bound<'py, PyAny>) -> Outcome<ArrayView> {
         let py = array.py();
         let class = py.import("numpy")?.getattr("ndarray")?;
         if !array.is_instance(&class)? {
@@ -79,7 +84,7 @@ impl<'py> ArrayView<'py> {
         let (pointer, readonly): (usize, bool) = get("data")?.extract()?;
         let bytes = shape.iter().product::<usize>() * size;
         let pointer = pointer as *mut u8;
-        Ok(ArrayView { _array: array.clone(), pointer, bytes, writable: !readonly, dtype, shape })
+        Ok(ArrayView { _array: array.clone().unbind(), pointer, bytes, writable: !readonly, dtype, shape })
     }
 
     /// The array's shape.
@@ -97,8 +102,8 @@ impl<'py> ArrayView<'py> {
         if self.bytes == 0 {
             return &[];
         }
-        // SAFETY: numpy says that the array is contiguous and has this address, and `_array` keeps it alive. The GIL is held as
-        // long as this object lives, so that no Python code changes the elements meanwhile.
+        // SAFETY: numpy says that the array is contiguous and has this address, and `_array` keeps it alive. Bytes have no invalid
+        // values; that no other thread changes them during a call is numpy's rule for all who read an array.
         unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }
     }
 
@@ -115,7 +120,7 @@ impl<'py> ArrayView<'py> {
     }
 }
 
-impl Values for ArrayView<'_> {
+impl Values for ArrayView {
     fn bytes(&self) -> &[u8] {
         self.as_bytes()
     }

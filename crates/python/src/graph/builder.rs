@@ -4,7 +4,7 @@
 //! calls send commands to. It ends with the graph.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use pyo3::prelude::*;
 use quadriga_graph::{DType, Data, Graph, GraphBuilder, Scope, Shape, Value, Weight};
@@ -13,6 +13,7 @@ use super::array::{ArrayView, dtype, shape};
 use super::custom::CustomOperation;
 use super::operation::Operation;
 use super::plan::PlanCore;
+use crate::callback::{Caller, busy, is_called_by};
 use crate::detached::detached;
 use crate::failure::{Failure, Outcome};
 use crate::process::ProcessMark;
@@ -20,6 +21,7 @@ use crate::process::ProcessMark;
 /// A value as Python knows it: its number, type and shape.
 type BuiltValue = (usize, String, Vec<usize>);
 
+#[derive(Clone)]
 enum BuildCommand {
     Input { name: String, dtype: DType, shape: Shape },
     State { name: String, dtype: DType, shape: Shape },
@@ -57,15 +59,21 @@ enum GraphState {
 }
 
 impl GraphCore {
-    fn state(&self) -> MutexGuard<'_, GraphState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The state, for this call alone; waits for calls of other threads.
+    fn state(&self) -> Outcome<MutexGuard<'_, GraphState>> {
+        match self.state.try_lock() {
+            Ok(state) => Ok(state),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if is_called_by(Caller::Graph) => Err(busy("graph")),
+            Err(TryLockError::WouldBlock) => Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner)),
+        }
     }
 
     /// Sends a command and waits without the GIL, which rules of custom operations need.
     fn call(&self, py: Python<'_>, command: BuildCommand) -> Outcome<BuildReply> {
         self.process.check("graph")?;
         detached(py, || {
-            let mut state = self.state();
+            let mut state = self.state()?;
             let calls = match &*state {
                 GraphState::Open(calls) => calls,
                 GraphState::Finished(_) => {
@@ -208,11 +216,11 @@ impl GraphCore {
 
     /// Finishes the graph and plans it: JSON with devices, threads, pins, budgets.
     fn plan(&self, py: Python<'_>, options: &str) -> PyResult<PlanCore> {
-        if !detached(py, || matches!(*self.state(), GraphState::Finished(_))) {
+        if !detached(py, || self.state().map(|state| matches!(*state, GraphState::Finished(_))))? {
             self.call(py, BuildCommand::Finish)?;
         }
         let plan = || {
-            let graph = match &*self.state() {
+            let graph = match &*self.state()? {
                 GraphState::Finished(graph) => Graph::clone(graph),
                 _ => return Err(Failure::new("Error", "the graph is not finished")),
             };
@@ -222,11 +230,13 @@ impl GraphCore {
     }
 
     /// The finished graph as text, one line for each node.
-    fn text(&self, py: Python<'_>) -> Option<String> {
-        detached(py, || match &*self.state() {
-            GraphState::Finished(graph) => Some(graph.to_string()),
-            _ => None,
-        })
+    fn text(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        Ok(detached(py, || {
+            Ok(match &*self.state()? {
+                GraphState::Finished(graph) => Some(graph.to_string()),
+                _ => None,
+            })
+        })?)
     }
 }
 
@@ -239,6 +249,12 @@ fn build(inbox: &Receiver<Call>) {
         if matches!(command, BuildCommand::Finish) {
             end = Some(reply);
             break;
+        }
+        if built.last.is_none()
+            && let Err(failure) = try_alone(command.clone())
+        {
+            let _ = reply.send(Err(failure));
+            continue;
         }
         match built.carry_out(&g, command) {
             Ok(Some(done)) => {
@@ -256,11 +272,24 @@ fn build(inbox: &Receiver<Call>) {
     }
     drop(built);
     let Some(reply) = end else { return };
-    let finished = g.finish().map_err(|error| match Failure::from(error) {
+    let _ = reply.send(finish(g).map(|graph| BuildReply::Graph(Box::new(graph))));
+}
+
+fn finish(g: GraphBuilder) -> Outcome<Graph> {
+    g.finish().map_err(|error| match Failure::from(error) {
         Failure::Library { message, .. } => Failure::new(BROKEN, message),
         failure => failure,
-    });
-    let _ = reply.send(finished.map(|graph| BuildReply::Graph(Box::new(graph))));
+    })
+}
+
+/// Tries a command in a graph of its own: a builder that refuses its first tensor looks as one that has made it.
+fn try_alone(command: BuildCommand) -> Outcome {
+    let g = GraphBuilder::new();
+    let mut built = Built { values: Vec::new(), scopes: Vec::new(), last: None };
+    // Other failures come again when it is carried out.
+    let _ = built.carry_out(&g, command);
+    drop(built);
+    finish(g).map(drop)
 }
 
 /// The values and scopes of a builder.

@@ -1,6 +1,6 @@
 //! Operations in Python, for prototypes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
@@ -8,7 +8,9 @@ use pyo3::types::{PyBytes, PyList};
 use quadriga_graph::{CustomCall, CustomError, CustomKernel, CustomOp, DType, Shape, Tensor};
 
 use super::array::{dtype, numpy_name, shape};
+use crate::callback::{Caller, called_by};
 use crate::failure::Failure;
+use crate::interpreter::attached;
 
 /// An operation whose rule and code are Python functions.
 #[pyclass(frozen, module = "quadriga._quadriga")]
@@ -44,17 +46,38 @@ fn kept(name: &str) -> &'static str {
 }
 
 /// An exception as the error of a node: its class and message.
-fn error(raised: &PyErr) -> CustomError {
-    Python::attach(|py| {
-        raised.value(py).repr().map_or_else(|_| "an exception".to_owned(), |text| text.to_string())
-    })
-    .into()
+fn described(py: Python<'_>, raised: &PyErr) -> String {
+    raised.value(py).repr().map_or_else(|_| "an exception".to_owned(), |text| text.to_string())
 }
 
-fn attached<T>(work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, CustomError> {
-    match Python::try_attach(work) {
-        Some(done) => done.map_err(|raised| error(&raised)),
-        None => Err("the interpreter is shutting down".into()),
+fn call_python<T>(work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, (String, Option<PyErr>)> {
+    let done = attached(|py| {
+        called_by(Caller::Graph, || work(py)).map_err(|raised| (described(py, &raised), Some(raised)))
+    });
+    done.unwrap_or_else(|| Err(("the interpreter is shutting down".to_owned(), None)))
+}
+
+/// Exceptions of operations, under the text that stands for each in the error of a run: errors of devices are texts.
+static RAISED: Mutex<VecDeque<(String, PyErr)>> = Mutex::new(VecDeque::new());
+/// How many are kept: more than runs that fail at the same time.
+const KEPT: usize = 64;
+
+fn keep(text: &str, raised: PyErr) {
+    let mut kept = RAISED.lock().unwrap_or_else(PoisonError::into_inner);
+    kept.push_back((text.to_owned(), raised));
+    if kept.len() > KEPT {
+        kept.pop_front();
+    }
+}
+
+/// The exception of the operation that made a run fail, if that was the reason.
+pub(crate) fn original(failure: Failure) -> Failure {
+    let Failure::Library { message, .. } = &failure else { return failure };
+    let mut kept = RAISED.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = kept.iter().position(|(text, _)| message.contains(text.as_str()));
+    match found.and_then(|place| kept.remove(place)) {
+        Some((_, raised)) => Failure::Python(raised),
+        None => failure,
     }
 }
 
@@ -68,12 +91,13 @@ impl CustomKernel for PythonKernel {
     }
 
     fn infer(&self, inputs: &[&Tensor]) -> Result<(DType, Shape), CustomError> {
-        attached(|py| {
+        let inferred = call_python(|py| {
             let inputs = inputs.iter().map(|tensor| (tensor.dtype().name(), tensor.shape().dims().to_vec()));
             let result = self.infer.call1(py, (PyList::new(py, inputs.collect::<Vec<_>>())?,))?;
             let (name, dims): (String, Vec<usize>) = result.extract(py)?;
             Ok((dtype(&name)?, shape(&dims)?))
-        })
+        });
+        inferred.map_err(|(text, _)| text.into())
     }
 
     /// One call computes the whole result.
@@ -95,7 +119,7 @@ impl CustomKernel for PythonKernel {
         }
         let (of, dims) = (numpy_name(call.output.dtype()), call.output.shape().dims().to_vec());
         let output = call.output.bytes();
-        attached(|py| {
+        let computed = call_python(|py| {
             let inputs = inputs.into_iter().map(|(bytes, of, dims)| (PyBytes::new(py, bytes), of, dims));
             let inputs = PyList::new(py, inputs.collect::<Vec<_>>())?;
             let result = self.compute.call1(py, (inputs, of, dims))?;
@@ -108,6 +132,12 @@ impl CustomKernel for PythonKernel {
             }
             output.copy_from_slice(result.as_bytes());
             Ok(())
+        });
+        computed.map_err(|(text, raised)| {
+            if let Some(raised) = raised {
+                keep(&text, raised);
+            }
+            text.into()
         })
     }
 }

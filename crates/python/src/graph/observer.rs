@@ -8,6 +8,8 @@ use quadriga_graph::NodeId;
 use quadriga_runtime::{Observed, Observer, Plan};
 
 use super::array::numpy_name;
+use crate::callback::{Caller, called_by};
+use crate::interpreter::attached;
 
 /// Calls a Python function with the name, bytes, type, shape and strides of each result that it wants to see.
 pub(crate) struct PythonObserver {
@@ -29,7 +31,7 @@ impl Observer for PythonObserver {
         let dims = tensor.shape().dims();
         let strides = tensor.strides();
         let strides = strides.get(strides.len() - dims.len()..).unwrap_or_default();
-        let goes_on = Python::try_attach(|py| {
+        let goes_on = attached(|py| {
             let bytes = PyBytes::new(py, observed.bytes);
             let name = graph.node_name(observed.node);
             let backend = observed.plan.backend_of(observed.node);
@@ -43,7 +45,7 @@ impl Observer for PythonObserver {
                 strides.to_vec(),
                 backend,
             );
-            self.function.call1(py, arguments)?.extract::<bool>(py)
+            called_by(Caller::Graph, || self.function.call1(py, arguments))?.extract::<bool>(py)
         });
         match goes_on {
             Some(Ok(true)) => ControlFlow::Continue(()),

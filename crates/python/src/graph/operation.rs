@@ -7,6 +7,7 @@ use super::array::{dtype, shape};
 use crate::failure::{Failure, Outcome};
 
 /// An operation that Python asked for.
+#[derive(Clone)]
 pub(crate) struct Operation {
     pub(crate) name: String,
     pub(crate) parameters: Json,

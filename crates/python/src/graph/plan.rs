@@ -1,7 +1,6 @@
 //! A planned graph.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 
 use pyo3::prelude::*;
 use quadriga::Registry;
@@ -52,6 +51,10 @@ impl PlanCore {
         };
         let mut scheduler = Scheduler::new(backends);
         for (name, device) in &options.pins {
+            if graph.tensor(name).is_none() {
+                let message = format!("pins: the graph has no leaf or result {name:?}");
+                return Err(Failure::new("GraphError", message));
+            }
             scheduler = scheduler.pin_name(name.clone(), number(device)?);
         }
         for (device, bytes) in &options.budgets {
@@ -89,17 +92,17 @@ impl PlanCore {
     }
 
     /// The plan as a page, or as a drawing.
-    fn picture(&self, py: Python<'_>, title: &str, svg: bool) -> String {
-        detached(py, || {
+    fn picture(&self, py: Python<'_>, title: &str, svg: bool) -> PyResult<String> {
+        Ok(detached(py, || {
             let picture = Picture::new(title, self.plan.explain());
-            if svg { picture.svg() } else { picture.html() }
-        })
+            Ok(if svg { picture.svg() } else { picture.html() })
+        })?)
     }
 
     /// Allocates memory and loads the weights.
     fn session(&self, py: Python<'_>) -> PyResult<SessionCore> {
         self.process.check("plan")?;
         let session = detached(py, || self.plan.session().map_err(Failure::from))?;
-        Ok(SessionCore { process: ProcessMark::new(), session: Mutex::new(Some(session)) })
+        Ok(SessionCore::new(session))
     }
 }

@@ -1,32 +1,63 @@
 //! A session: memory, weights and compiled code of a plan.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use quadriga_runtime::{ObservedRun, Session, TensorInfo};
 
 use super::array::{ArrayView, numpy_name};
+use super::custom::original;
 use super::observer::PythonObserver;
-use crate::detached::detached;
+use crate::callback::{Caller, busy, is_called_by};
+use crate::detached::{detached, interruptible};
 use crate::failure::{Failure, Outcome};
 use crate::process::ProcessMark;
 
 /// Name, numpy's type, own type, shape and bytes of an input, an output or a state.
 type TensorFacts = (String, &'static str, &'static str, Vec<usize>, usize);
 
+/// Names of inputs or outputs, with arrays.
+type NamedArrays<'py> = Vec<(String, Bound<'py, PyAny>)>;
+
 /// A session of a plan. Calls of several threads wait for each other.
 #[pyclass(frozen, module = "quadriga._quadriga")]
 pub(crate) struct SessionCore {
-    pub(crate) process: ProcessMark,
-    pub(crate) session: Mutex<Option<Session>>,
+    process: ProcessMark,
+    /// A run that was interrupted has it until its end.
+    session: Arc<Mutex<Option<Session>>>,
+}
+
+/// The session for this call alone; waits for calls of other threads.
+fn lock(session: &Mutex<Option<Session>>) -> Outcome<MutexGuard<'_, Option<Session>>> {
+    match session.try_lock() {
+        Ok(session) => Ok(session),
+        Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) if is_called_by(Caller::Graph) => Err(busy("session")),
+        Err(TryLockError::WouldBlock) => Ok(session.lock().unwrap_or_else(PoisonError::into_inner)),
+    }
+}
+
+/// Works with a session that is not closed.
+fn with<T>(session: &Mutex<Option<Session>>, work: impl FnOnce(&mut Session) -> Outcome<T>) -> Outcome<T> {
+    lock(session)?.as_mut().ok_or_else(|| Failure::closed("session")).and_then(work)
+}
+
+/// The memory of arrays.
+fn views(arrays: &NamedArrays<'_>) -> Outcome<Vec<(String, ArrayView)>> {
+    arrays.iter().map(|(name, array)| Ok((name.clone(), ArrayView::new(array)?))).collect()
 }
 
 impl SessionCore {
+    /// A session for Python.
+    pub(crate) fn new(session: Session) -> SessionCore {
+        SessionCore { process: ProcessMark::new(), session: Arc::new(Mutex::new(Some(session))) }
+    }
+
     fn with<T>(&self, work: impl FnOnce(&mut Session) -> Outcome<T>) -> Outcome<T> {
         self.process.check("session")?;
-        let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-        session.as_mut().ok_or_else(|| Failure::closed("session")).and_then(work)
+        with(&self.session, work)
     }
 
     /// As `with`, for short work on arrays, which needs the GIL: a thread that computes is waited for without it.
@@ -36,7 +67,7 @@ impl SessionCore {
             if let Ok(mut session) = self.session.try_lock() {
                 return session.as_mut().ok_or_else(|| Failure::closed("session")).and_then(work);
             }
-            detached(py, || drop(self.session.lock().unwrap_or_else(PoisonError::into_inner)));
+            detached(py, || lock(&self.session).map(drop))?;
             self.session.clear_poison();
         }
     }
@@ -85,14 +116,26 @@ impl SessionCore {
         Ok(self.with_arrays(py, |session| Ok(session.set_weight(name, view.as_bytes())?))?)
     }
 
-    /// Runs the plan and waits for the end.
-    fn run(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(detached(py, || {
-            self.with(|session| {
+    /// Copies arrays to inputs, runs the plan, and copies outputs to arrays, as one: calls of other threads come before or after.
+    /// A run that is interrupted goes on to its end, on its own thread and with the session for itself.
+    fn run(&self, py: Python<'_>, inputs: NamedArrays<'_>, outputs: NamedArrays<'_>) -> PyResult<()> {
+        self.process.check("session")?;
+        let (inputs, outputs) = (views(&inputs)?, views(&outputs)?);
+        let session = Arc::clone(&self.session);
+        let run = move |_: &AtomicBool| {
+            with(&session, |session| {
+                for (name, view) in &inputs {
+                    session.set(name, view)?;
+                }
                 session.start()?;
-                Ok(session.wait()?)
+                session.wait()?;
+                for (name, mut view) in outputs {
+                    session.read_into(&name, view.as_bytes_mut()?)?;
+                }
+                Ok(())
             })
-        })?)
+        };
+        Ok(interruptible(py, run).map_err(original)?)
     }
 
     /// Copies an output to an array.
@@ -101,14 +144,30 @@ impl SessionCore {
         Ok(self.with_arrays(py, |session| Ok(session.read_into(name, view.as_bytes_mut()?)?))?)
     }
 
-    /// Runs the plan and shows results to a function. Returns whether all nodes were computed.
-    #[pyo3(signature = (function, names=None))]
-    fn observe(&self, py: Python<'_>, function: Py<PyAny>, names: Option<Vec<String>>) -> PyResult<bool> {
+    /// Copies arrays to inputs, runs the plan and shows results to a function, on this thread. Returns whether all nodes were
+    /// computed.
+    #[pyo3(signature = (function, names, inputs))]
+    fn observe(
+        &self,
+        py: Python<'_>,
+        function: Py<PyAny>,
+        names: Option<Vec<String>>,
+        inputs: NamedArrays<'_>,
+    ) -> PyResult<bool> {
+        let inputs = views(&inputs)?;
         let mut observer = PythonObserver { function, names, raised: None };
-        let run = detached(py, || self.with(|session| Ok(session.debug().observe(&mut observer)?)));
+        let shown = &mut observer;
+        let run = detached(py, move || {
+            self.with(|session| {
+                for (name, view) in &inputs {
+                    session.set(name, view)?;
+                }
+                Ok(session.debug().observe(shown)?)
+            })
+        });
         match observer.raised.take() {
             Some(raised) => Err(raised),
-            None => Ok(matches!(run?, ObservedRun::Finished)),
+            None => Ok(matches!(run.map_err(original)?, ObservedRun::Finished)),
         }
     }
 
@@ -142,17 +201,20 @@ impl SessionCore {
     }
 
     /// Frees the memory.
-    fn close(&self, py: Python<'_>) {
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
         if self.process.is_here() {
-            py.detach(|| drop(self.session.lock().unwrap_or_else(PoisonError::into_inner).take()));
+            py.detach(|| lock(&self.session).map(|mut session| drop(session.take())))?;
         }
+        Ok(())
     }
 }
 
 impl Drop for SessionCore {
     /// In a fork, the threads of the devices do not exist.
     fn drop(&mut self) {
-        let mut session = self.session.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        // A run that was interrupted drops it at its end.
+        let Some(session) = Arc::get_mut(&mut self.session) else { return };
+        let mut session = session.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if self.process.is_here() {
             let _ = Python::try_attach(|py| {
                 let session = session.take();

@@ -5,27 +5,48 @@ Programs run after changing their import:
     from quadriga.llama_cpp import Llama
 
 Differences: the model's own chat template is always used unless `chat_template` is given (`chat_format` is ignored), embeddings
-have length 1, requests of several threads are computed together, and mirostat and tail-free sampling do not exist.
+have length 1, and requests of several threads are computed together. With `echo`, the text begins with the prompt, and
+`logprobs` are those of the answer. Absent: `suffix`, mirostat and tail-free sampling, `sample`, `LlamaTokenizer`,
+`LlamaDiskCache`, draft models other than `LlamaPromptLookupDecoding`, `local_dir`, and the low-level functions of llama.cpp.
 """
 
 from __future__ import annotations
 
-import json
+import fnmatch
+import importlib
 import re
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from os import PathLike
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike, fspath
 from typing import Any, Literal, Union
 
 import numpy as np
 import numpy.typing as npt
 
-from ._answers import Completion, Stream
-from ._model import Model
-from ._quadriga import Piece
-from .errors import InvalidRequest
+from .._llama_answers import (
+    Answered,
+    Head,
+    LogitsRows,
+    chat_logprobs,
+    chat_piece_logprobs,
+    completion_logprobs,
+    piece_logprobs,
+    usage_of,
+)
+from .._llama_types import (
+    LlamaCache,
+    LlamaGrammar,
+    LlamaRAMCache,
+    LlamaState,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    Tokens,
+)
+from .._model import Model
+from .._quadriga import hub_files
+from ..errors import InvalidRequest
+from .llama_speculative import LlamaPromptLookupDecoding
 
 __all__ = [
     "Llama",
@@ -50,71 +71,6 @@ _IGNORED = frozenset(
 #: llama.cpp's numbers of types of the KV cache.
 _CACHE_TYPES = {0: "f32", 1: "f16", 2: "q4_0", 7: "q5_1", 8: "q8_0", 30: "bf16"}
 
-Tokens = Sequence[int]
-StoppingCriteria = Callable[[npt.NDArray[np.intc], npt.NDArray[np.single]], bool]
-LogitsProcessor = Callable[[npt.NDArray[np.intc], npt.NDArray[np.single]], npt.NDArray[np.single]]
-
-
-class LogitsProcessorList(list[LogitsProcessor]):
-    """Logits processors, which are called one after another."""
-
-    def __call__(self, input_ids: npt.NDArray[np.intc], scores: npt.NDArray[np.single]) -> npt.NDArray[np.single]:
-        for processor in self:
-            scores = processor(input_ids, scores)
-        return scores
-
-
-class StoppingCriteriaList(list[StoppingCriteria]):
-    """Stopping criteria: an answer ends when one of them returns true."""
-
-    def __call__(self, input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]) -> bool:
-        return any(criterion(input_ids, logits) for criterion in self)
-
-
-@dataclass
-class LlamaGrammar:
-    """A grammar that answers satisfy: GBNF, or a JSON schema."""
-
-    grammar: str | None = None
-    schema: Any = None
-
-    @classmethod
-    def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
-        """A grammar in GBNF."""
-        return cls(grammar=grammar)
-
-    @classmethod
-    def from_file(cls, file: str | PathLike[str], verbose: bool = True) -> LlamaGrammar:
-        """A grammar in GBNF from a file."""
-        with open(file, encoding="utf-8") as opened:
-            return cls(grammar=opened.read())
-
-    @classmethod
-    def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:
-        """JSON of a schema."""
-        return cls(schema=json.loads(json_schema))
-
-
-class LlamaRAMCache:
-    """Prefixes of earlier prompts are always kept; this class only exists for programs that make one."""
-
-    def __init__(self, capacity_bytes: int = 2 << 30) -> None:
-        self.capacity_bytes = capacity_bytes
-
-
-LlamaCache = LlamaRAMCache
-
-
-@dataclass
-class LlamaState:
-    """The state of a `Llama`: its tokens, and their KV cache."""
-
-    input_ids: npt.NDArray[np.intc]
-    n_tokens: int
-    llama_state: bytes = field(repr=False)
-    llama_state_size: int
-    seed: int | None
-
 
 class Llama:
     """A model with the interface of llama-cpp-python."""
@@ -135,8 +91,15 @@ class Llama:
         type_v: int | None = None,
         chat_template: str | None = None,
         n_parallel: int = 4,
+        draft_model: LlamaPromptLookupDecoding | None = None,
+        cache_dir: str | PathLike[str] | None = None,
+        hub_file: str | None = None,
         **ignored: Any,
     ) -> None:
+        if not isinstance(model_path, (str, bytes, PathLike)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"model_path is {model_path!r}; it must be the path of a file")
+        if draft_model is not None and not isinstance(draft_model, LlamaPromptLookupDecoding):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError("draft_model must be a LlamaPromptLookupDecoding; models that draft are the argument draft of quadriga.Model")
         unknown = ignored.keys() - _IGNORED
         if unknown:
             raise TypeError(f"Llama() has no argument {', '.join(sorted(unknown))}")
@@ -154,7 +117,12 @@ class Llama:
             lora=[(lora_path, lora_scale)] if lora_path else (),
             chat_template=chat_template,
             use_mmap=use_mmap,
+            lookup=0 if draft_model is None else draft_model.num_pred_tokens,
+            cache_dir=cache_dir,
+            hub_file=hub_file,
         )
+        if hub_file is not None:
+            self.model_path = self.model.path
         self._seed: int | None = None if seed == 0xFFFFFFFF else seed
         self._tokens: list[int] = []
         self._rows: list[npt.NDArray[np.single]] = []
@@ -170,9 +138,19 @@ class Llama:
         cache_dir: str | PathLike[str] | None = None,
         **kwargs: Any,
     ) -> Llama:
-        """A model of Hugging Face's hub; `filename` may be a pattern such as `*Q4_K_M.gguf`, of which the type counts."""
-        quant = _quant(filename)
-        return cls(model_path=f"{repo_id}:{quant}" if quant else repo_id, **kwargs)
+        """A model of Hugging Face's hub, which is kept in the cache.
+
+        Args:
+            filename: The file, or a pattern such as `*Q4_K_M.gguf` that one file matches; without it the best that fits in
+                memory.
+            additional_files: The other parts of a model in several files; they are found without.
+            cache_dir: The cache folder.
+        """
+        if local_dir is not None:
+            raise InvalidRequest("local_dir is not supported: files are kept in the cache, whose folder is cache_dir")
+        if filename is not None and any(letter in filename for letter in "*?["):
+            filename = _the_file(repo_id, hub_files(repo_id, None if cache_dir is None else fspath(cache_dir)), filename)
+        return cls(model_path=repo_id, hub_file=filename, cache_dir=cache_dir, **kwargs)
 
     # Text.
 
@@ -208,6 +186,7 @@ class Llama:
         if suffix:
             raise InvalidRequest("suffix is not supported")
         _refuse_mirostat(mirostat_mode)
+        rows = None if stopping_criteria is None else LogitsRows()
         answer = self.model.generate(
             prompt,
             stream=True,
@@ -223,23 +202,28 @@ class Llama:
             seed=self._seed if seed is None else seed,
             stop=stop or None,
             logprobs=logprobs,
-            logits_processors=list(logits_processor or ()),
+            logits_processors=_processors(rows, logits_processor),
             **_constraint(grammar, logit_bias),
         )
-        head = _Head("cmpl", model or self.model_path)
-        answered = _Answered(self, answer, stopping_criteria)
+        head = Head("cmpl", model or self.model_path)
+        answered = Answered(self._remember, answer, stopping_criteria, rows)
         if stream:
             return self._completion_chunks(head, answered, logprobs is not None)
         completion = answered.finish()
-        text = (self._prompt_text(prompt) if echo else "") + completion.text
-        found = self._logprobs(completion, logprobs)
-        choice = {"text": text, "index": 0, "logprobs": found, "finish_reason": completion.finish_reason}
-        return {**head.fields("text_completion"), "choices": [choice], "usage": _usage(completion)}
+        before = self._prompt_text(prompt) if echo else ""
+        found = None if logprobs is None else completion_logprobs(self.model, completion, len(before))
+        choice = {
+            "text": before + completion.text,
+            "index": 0,
+            "logprobs": found,
+            "finish_reason": completion.finish_reason,
+        }
+        return {**head.fields("text_completion"), "choices": [choice], "usage": usage_of(completion)}
 
     __call__ = create_completion
 
     def _completion_chunks(
-        self, head: _Head, answered: _Answered, with_logprobs: bool
+        self, head: Head, answered: Answered, with_logprobs: bool
     ) -> Iterator[dict[str, Any]]:
         def chunk(text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
             choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": reason}
@@ -247,7 +231,7 @@ class Llama:
 
         offset = 0
         for piece in answered.pieces():
-            logprobs = self._piece_logprobs([piece], offset) if with_logprobs else None
+            logprobs = piece_logprobs(self.model, piece, offset) if with_logprobs else None
             if piece.text or with_logprobs:
                 yield chunk(piece.text, logprobs, None)
             offset += len(piece.text)
@@ -286,6 +270,7 @@ class Llama:
     ) -> Any:
         """Answers a conversation. The result is OpenAI's chat completion object, or an iterator over its chunks."""
         _refuse_mirostat(mirostat_mode)
+        is_legacy = tools is None
         if functions and tools is None:
             tools = [{"type": "function", "function": dict(function)} for function in functions]
             is_word = function_call is None or isinstance(function_call, str)
@@ -313,40 +298,60 @@ class Llama:
             parallel_tool_calls=tool_choice is None or isinstance(tool_choice, str),
             **_constraint(grammar, logit_bias),
         )
-        head = _Head("chatcmpl", model or self.model_path)
-        answered = _Answered(self, answer, None)
+        head = Head("chatcmpl", model or self.model_path)
+        answered = Answered(self._remember, answer)
+        legacy = functions is not None and is_legacy
         if stream:
-            return self._chat_chunks(head, answered)
+            return self._chat_chunks(head, answered, bool(logprobs), legacy)
         completion = answered.finish()
         message: dict[str, Any] = {"role": "assistant", "content": completion.text}
         if completion.tool_calls:
             message["content"] = completion.text or None
             message["tool_calls"] = [call.message() for call in completion.tool_calls]
+            if legacy:
+                message["function_call"] = message["tool_calls"][0]["function"]
         choice: dict[str, Any] = {
             "index": 0,
             "message": message,
-            "logprobs": self._chat_logprobs(completion) if logprobs else None,
+            "logprobs": chat_logprobs(self.model, completion) if logprobs else None,
             "finish_reason": completion.finish_reason,
         }
-        return {**head.fields("chat.completion"), "choices": [choice], "usage": _usage(completion)}
+        return {**head.fields("chat.completion"), "choices": [choice], "usage": usage_of(completion)}
 
-    def _chat_chunks(self, head: _Head, answered: _Answered) -> Iterator[dict[str, Any]]:
-        def chunk(delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
-            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def _chat_chunks(
+        self, head: Head, answered: Answered, with_logprobs: bool, legacy: bool
+    ) -> Iterator[dict[str, Any]]:
+        def chunk(delta: dict[str, Any], reason: str | None, logprobs: Any = None) -> dict[str, Any]:
+            choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
             return {**head.fields("chat.completion.chunk"), "choices": [choice]}
 
         yield chunk({"role": "assistant"}, None)
         for piece in answered.pieces():
-            if piece.text:
-                yield chunk({"content": piece.text}, None)
+            logprobs = chat_piece_logprobs(self.model, piece) if with_logprobs else None
+            if piece.text or with_logprobs:
+                yield chunk({"content": piece.text}, None, logprobs)
             for index, name, arguments in piece.tool_calls:
                 function: dict[str, Any] = {"arguments": arguments}
                 call: dict[str, Any] = {"index": index, "function": function}
                 if name is not None:
                     function["name"] = name
                     call.update(id=f"call_{uuid.uuid4().hex[:24]}", type="function")
-                yield chunk({"tool_calls": [call]}, None)
+                delta: dict[str, Any] = {"tool_calls": [call]}
+                if legacy and index == 0:
+                    delta["function_call"] = function
+                yield chunk(delta, None)
         yield chunk({}, answered.finish().finish_reason)
+
+    def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
+        """As `create_chat_completion`, with objects of the package openai in place of dictionaries."""
+        try:
+            chat: Any = importlib.import_module("openai.types.chat")
+        except ImportError as error:
+            raise ImportError("create_chat_completion_openai_v1 needs the package openai: pip install openai") from error
+        answer: Any = self.create_chat_completion(*args, **kwargs)
+        if kwargs.get("stream", False):
+            return (chat.ChatCompletionChunk(**chunk) for chunk in answer)
+        return chat.ChatCompletion(**answer)
 
     def generate(
         self,
@@ -365,6 +370,7 @@ class Llama:
         grammar: LlamaGrammar | None = None,
     ) -> Iterator[int]:
         """The tokens that follow tokens, one after another, until the caller ends the loop."""
+        rows = None if stopping_criteria is None else LogitsRows()
         answer = self.model.generate(
             tokens,
             stream=True,
@@ -377,10 +383,10 @@ class Llama:
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
             seed=self._seed,
-            logits_processors=list(logits_processor or ()),
+            logits_processors=_processors(rows, logits_processor),
             **_constraint(grammar, None),
         )
-        for piece in _Answered(self, answer, stopping_criteria).pieces():
+        for piece in Answered(self._remember, answer, stopping_criteria, rows).pieces():
             yield piece.token
 
     # Embeddings.
@@ -496,105 +502,21 @@ class Llama:
         """Frees the memory."""
         self.model.close()
 
-    def note(self, tokens: list[int]) -> None:
-        """Remembers the tokens of a prompt and its answer."""
+    def _remember(self, tokens: list[int]) -> None:
+        """Keeps the tokens of a prompt and its answer."""
         self._tokens, self._rows = tokens, []
-
-    # Log-probabilities.
 
     def _prompt_text(self, prompt: str | Tokens) -> str:
         return prompt if isinstance(prompt, str) else self.model.detokenize(prompt)
 
-    def _token_text(self, token: int) -> str:
-        return self.model.detokenize([token], special=True)
-
-    def _logprobs(self, completion: Completion, wanted: int | None) -> dict[str, Any] | None:
-        if wanted is None or completion.logprobs is None:
-            return None
-        return self._lists(completion.tokens, list(completion.logprobs), completion.top_logprobs, 0)
-
-    def _piece_logprobs(self, pieces: Sequence[Piece], offset: int) -> dict[str, Any]:
-        logprobs = [piece.logprob for piece in pieces]
-        return self._lists([piece.token for piece in pieces], logprobs, [piece.top_logprobs for piece in pieces], offset)
-
-    def _lists(
-        self, tokens: Tokens, logprobs: Sequence[float | None], top: Sequence[list[tuple[int, float]]], offset: int
-    ) -> dict[str, Any]:
-        texts = [self._token_text(token) for token in tokens]
-        offsets: list[int] = []
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
-        return {
-            "tokens": texts,
-            "text_offset": offsets,
-            "token_logprobs": [None if logprob is None else float(logprob) for logprob in logprobs],
-            "top_logprobs": [{self._token_text(token): logprob for token, logprob in row} for row in top],
-        }
-
-    def _chat_logprobs(self, completion: Completion) -> dict[str, Any]:
-        def entry(token: int, logprob: float) -> dict[str, Any]:
-            text = self._token_text(token)
-            return {"token": text, "bytes": list(text.encode()), "logprob": float(logprob)}
-
-        logprobs = [] if completion.logprobs is None else list(completion.logprobs)
-        rows = zip(completion.tokens, logprobs, completion.top_logprobs)
-        content = [
-            {**entry(token, logprob), "top_logprobs": [entry(*one) for one in top]} for token, logprob, top in rows
-        ]
-        return {"content": content, "refusal": None}
-
-
-class _Head:
-    """The fields that all chunks of an answer share."""
-
-    def __init__(self, prefix: str, model: str) -> None:
-        self._fields = {"id": f"{prefix}-{uuid.uuid4()}", "created": int(time.time()), "model": model}
-
-    def fields(self, kind: str) -> dict[str, Any]:
-        return {"id": self._fields["id"], "object": kind, **self._fields}
-
-
-class _Answered:
-    """An answer whose tokens the `Llama` remembers, with stopping criteria."""
-
-    def __init__(self, llama: Llama, stream: Stream, criteria: StoppingCriteria | None) -> None:
-        self._llama, self._stream, self._criteria = llama, stream, criteria
-        self._tokens = stream.prompt_tokens
-        self._stopped: Completion | None = None
-
-    def pieces(self) -> Iterator[Piece]:
-        texts: list[Piece] = []
-        try:
-            for piece in self._stream:
-                self._tokens.append(piece.token)
-                texts.append(piece)
-                yield piece
-                if self._criteria is not None:
-                    tokens = np.array(self._tokens, dtype=np.intc)
-                    if self._criteria(tokens, np.zeros(0, dtype=np.single)):
-                        self._stopped = self._stream.stopped()
-                        return
-        finally:
-            self._llama.note(self._tokens)
-
-    def finish(self) -> Completion:
-        for _ in self.pieces():
-            pass
-        return self._stopped or self._stream.completion
-
-
-def _usage(completion: Completion) -> dict[str, int]:
-    usage = completion.usage
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.total_tokens,
-    }
-
 
 def _limit(max_tokens: int | None) -> int | None:
     return None if max_tokens is None or max_tokens <= 0 else max_tokens
+
+
+def _processors(rows: LogitsRows | None, given: LogitsProcessorList | None) -> list[Any]:
+    """Logits processors: first the one that keeps logits for stopping criteria."""
+    return [*([] if rows is None else [rows]), *(given or ())]
 
 
 def _refuse_mirostat(mode: int) -> None:
@@ -621,7 +543,14 @@ def _cache_type(number: Union[int, None]) -> str:
     return _CACHE_TYPES[number]
 
 
-def _quant(filename: str | None) -> str | None:
-    """The type that a file's name or a pattern of names has."""
-    found = re.findall(r"(?i)(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ[12]_0|MXFP4|NVFP4|BF16|F16|F32)", filename or "")
-    return found[-1].upper() if found else None
+def _the_file(repository: str, files: Sequence[str], pattern: str) -> str:
+    """The one file, or the first part of the one model in parts, that a pattern matches."""
+    matching = sorted(file for file in files if fnmatch.fnmatch(file, pattern))
+    models = sorted({re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-00001\1", file) for file in matching})
+    if not models:
+        known = "\n".join(sorted(files))
+        raise InvalidRequest(f"no file of {repository} matches {pattern}; there are:\n{known}")
+    if len(models) > 1:
+        found = "\n".join(models)
+        raise InvalidRequest(f"several files of {repository} match {pattern}; name one of them:\n{found}")
+    return models[0]

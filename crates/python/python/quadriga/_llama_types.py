@@ -1,0 +1,89 @@
+"""The small classes of llama-cpp-python that programs hand to its `Llama`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "LlamaCache",
+    "LlamaGrammar",
+    "LlamaRAMCache",
+    "LlamaState",
+    "LogitsProcessor",
+    "LogitsProcessorList",
+    "StoppingCriteria",
+    "StoppingCriteriaList",
+    "Tokens",
+]
+
+Tokens = Sequence[int]
+StoppingCriteria = Callable[[npt.NDArray[np.intc], npt.NDArray[np.single]], bool]
+LogitsProcessor = Callable[[npt.NDArray[np.intc], npt.NDArray[np.single]], npt.NDArray[np.single]]
+
+
+class LogitsProcessorList(list[LogitsProcessor]):
+    """Logits processors, which are called one after another."""
+
+    def __call__(self, input_ids: npt.NDArray[np.intc], scores: npt.NDArray[np.single]) -> npt.NDArray[np.single]:
+        for processor in self:
+            scores = processor(input_ids, scores)
+        return scores
+
+
+class StoppingCriteriaList(list[StoppingCriteria]):
+    """Stopping criteria: an answer ends when one of them returns true."""
+
+    def __call__(self, input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]) -> bool:
+        return any(criterion(input_ids, logits) for criterion in self)
+
+
+@dataclass
+class LlamaGrammar:
+    """A grammar that answers satisfy: GBNF, or a JSON schema."""
+
+    grammar: str | None = None
+    schema: Any = None
+
+    @classmethod
+    def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
+        """A grammar in GBNF."""
+        return cls(grammar=grammar)
+
+    @classmethod
+    def from_file(cls, file: str | PathLike[str], verbose: bool = True) -> LlamaGrammar:
+        """A grammar in GBNF from a file."""
+        with open(file, encoding="utf-8") as opened:
+            return cls(grammar=opened.read())
+
+    @classmethod
+    def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:
+        """JSON of a schema."""
+        return cls(schema=json.loads(json_schema))
+
+
+class LlamaRAMCache:
+    """Prefixes of earlier prompts are always kept; this class only exists for programs that make one."""
+
+    def __init__(self, capacity_bytes: int = 2 << 30) -> None:
+        self.capacity_bytes = capacity_bytes
+
+
+LlamaCache = LlamaRAMCache
+
+
+@dataclass
+class LlamaState:
+    """The state of a `Llama`: its tokens, and their KV cache."""
+
+    input_ids: npt.NDArray[np.intc]
+    n_tokens: int
+    llama_state: bytes = field(repr=False)
+    llama_state_size: int
+    seed: int | None

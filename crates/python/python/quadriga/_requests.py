@@ -1,0 +1,182 @@
+"""The fields of requests, from what callers give."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Union
+
+from .errors import InvalidRequest, ModelNotFound
+
+__all__ = [
+    "Adapters",
+    "AnyPath",
+    "Messages",
+    "adapter_list",
+    "chat_options",
+    "checked_count",
+    "checked_tokens",
+    "existing_path",
+    "message_list",
+    "names_list",
+    "path_text",
+    "request_json",
+    "request_options",
+    "response_format_and_parser",
+]
+
+#: A path of a file.
+AnyPath = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
+
+#: LoRA adapters: files, or files with their scales.
+Adapters = Union[AnyPath, tuple[AnyPath, float], Sequence[Union[AnyPath, tuple[AnyPath, float]]]]
+
+#: A text, or messages in OpenAI's format.
+Messages = Union[str, Sequence[Mapping[str, Any]]]
+
+#: Options of requests beside those that methods name: the server's fields of the same names.
+_MORE_OPTIONS = frozenset(
+    """
+    typical_p top_n_sigma xtc_probability xtc_threshold repeat_penalty repeat_last_n presence_penalty frequency_penalty
+    dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers logit_bias ignore_eos samplers
+    json_schema grammar guided_json guided_regex guided_choice guided_grammar structured_outputs priority cache_prompt
+    parallel_tool_calls reasoning_effort reasoning_budget_tokens chat_template_kwargs continue_final_message echo
+    """.split()
+)
+
+#: Options that `chat` names.
+_CHAT_OPTIONS = frozenset(
+    "tools tool_choice max_tokens temperature top_p top_k min_p seed stop logprobs top_logprobs response_format".split()
+)
+
+
+def path_text(path: AnyPath | None) -> str | None:
+    return None if path is None else os.fsdecode(path)
+
+
+def names_list(names: str | Sequence[str]) -> list[str]:
+    """Names; a single one need not be in a list."""
+    return [names] if isinstance(names, str) else list(names)
+
+
+def existing_path(what: str, path: AnyPath) -> str:
+    """The path of a file that must be there."""
+    found = os.fsdecode(path)
+    if not os.path.exists(found):
+        raise ModelNotFound(f"{found}: there is no such file for {what}")
+    return found
+
+
+def adapter_list(lora: Adapters) -> list[tuple[str, float]]:
+    """LoRA adapters with their scales; a single one need not be in a list."""
+    if isinstance(lora, (str, bytes, os.PathLike)):
+        entries: Sequence[Any] = [lora]
+    elif isinstance(lora, tuple) and len(lora) == 2 and isinstance(lora[1], (int, float)):
+        entries = [lora]
+    else:
+        entries = list(lora)
+    adapters: list[tuple[str, float]] = []
+    for entry in entries:
+        path, scale = entry if isinstance(entry, tuple) else (entry, 1.0)  # pyright: ignore[reportUnknownVariableType]
+        adapters.append((existing_path("lora", path), float(scale)))  # pyright: ignore[reportUnknownArgumentType]
+    return adapters
+
+
+def checked_count(name: str, value: int, least: int) -> int:
+    count = operator.index(value)
+    if count < least:
+        raise InvalidRequest(f"{name} is {count}; it must be at least {least}")
+    if count >= 1 << 63:
+        raise InvalidRequest(f"{name} is {count}; it must be less than 2⁶³")
+    return count
+
+
+def checked_tokens(tokens: Sequence[int]) -> list[int]:
+    if isinstance(tokens, (str, bytes, bytearray)):
+        raise TypeError(f"tokens are a list of numbers, not {type(tokens).__name__}; texts are str")
+    numbers = [operator.index(token) for token in tokens]
+    wrong = next((number for number in numbers if not 0 <= number < 1 << 32), None)
+    if wrong is not None:
+        raise InvalidRequest(f"token {wrong} does not exist")
+    return numbers
+
+
+def request_json(body: dict[str, Any]) -> str:
+    try:
+        return json.dumps(body, allow_nan=False, ensure_ascii=False, default=_plain)
+    except ValueError as error:
+        raise InvalidRequest(f"an option is not a finite number: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """numpy's numbers and arrays as Python's, for JSON."""
+    plain = getattr(value, "tolist", None)
+    if plain is None:
+        raise TypeError(f"{type(value).__name__} {value!r} cannot be an option of a request")
+    return plain()
+
+
+def message_list(messages: Messages) -> list[dict[str, Any]]:
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    if isinstance(messages, Mapping):
+        raise TypeError("messages is a single message; put it into a list")
+    found: list[dict[str, Any]] = []
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            kind = type(message).__name__
+            raise InvalidRequest(f'message {number} is a {kind}; a message is {{"role": "user", "content": "…"}}')
+        found.append(dict(message))
+    return found
+
+
+def request_options(named: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a request that several methods have."""
+    _refuse_unknown(more, _MORE_OPTIONS)
+    names = ("temperature", "top_p", "top_k", "min_p", "seed")
+    body = {name: named[name] for name in names if named[name] is not None}
+    stop = named["stop"]
+    if stop is not None:
+        body["stop"] = stop if isinstance(stop, str) else list(stop)
+    return {**body, **more}
+
+
+def chat_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of `chat`, of which those that change the prompt matter."""
+    _refuse_unknown(options, _MORE_OPTIONS | _CHAT_OPTIONS)
+    return options
+
+
+def _refuse_unknown(options: dict[str, Any], known: frozenset[str]) -> None:
+    unknown = options.keys() - known
+    if unknown:
+        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}; known are: {', '.join(sorted(known))}")
+
+
+def response_format_and_parser(wanted: Any) -> tuple[Any, Callable[[str], Any] | None]:
+    """The field `response_format`, and what makes an object of the answer."""
+    if wanted is None:
+        return None, None
+    schema = getattr(wanted, "model_json_schema", None)
+    if schema is not None:
+        named = {"name": getattr(wanted, "__name__", "answer"), "schema": _closed(schema())}
+        return {"type": "json_schema", "json_schema": named}, wanted.model_validate_json
+    known = ("text", "json_object", "json_schema", "regex", "grammar")
+    get = getattr(wanted, "get", None)
+    if get is not None and get("type") not in known:
+        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted}}, None
+    return wanted, None
+
+
+def _closed(schema: Any) -> Any:
+    """A schema whose objects have the properties that it names, and no others: small models would go on inventing some."""
+    if isinstance(schema, list):
+        return [_closed(entry) for entry in schema]  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(schema, dict):
+        return schema
+    closed: dict[str, Any] = {str(key): _closed(value) for key, value in schema.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if "properties" in closed and closed.get("type") == "object":
+        closed.setdefault("additionalProperties", False)
+    return closed

@@ -1,0 +1,142 @@
+"""Parts of llama-cpp-python's interface that programs use less often."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hub_server import hub
+from quadriga.llama_cpp import Llama, StoppingCriteriaList
+from quadriga.llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[Llama]:
+    import quadriga
+
+    with quadriga.Model(n_ctx=64) as model:
+        path = model.path
+    llama = Llama(model_path=path, n_ctx=512, verbose=False)
+    yield llama
+    llama.close()
+
+
+def test_the_named_file_of_a_repository_is_loaded(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, cache = tmp_path / "files", tmp_path / "cache"
+    files.mkdir()
+    # The same type of quantization twice: only the name tells them apart.
+    for name in ("one-Q4_0.gguf", "two-Q4_0.gguf", "two-Q8_0.gguf"):
+        (files / name).write_bytes(tiny_path.read_bytes())
+    with hub(files) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+
+        def loaded(filename: str) -> str:
+            llama = Llama.from_pretrained("tests/tiny", filename, cache_dir=cache, n_ctx=64)
+            llama.close()
+            assert Path(llama.model_path).is_relative_to(cache)
+            return Path(llama.model_path).name
+
+        assert loaded("two-Q4_0.gguf") == "two-Q4_0.gguf"
+        assert loaded("one-Q4_0.gguf") == "one-Q4_0.gguf"
+        assert loaded("*-Q8_0.gguf") == "two-Q8_0.gguf"
+        with pytest.raises(ValueError, match="(?s)several.*one-Q4_0.gguf.*two-Q4_0.gguf"):
+            loaded("*Q4_0.gguf")
+        with pytest.raises(ValueError, match="(?s)no file.*one-Q4_0.gguf"):
+            loaded("*Q5_K.gguf")
+        with pytest.raises(ValueError, match="three-Q4_0.gguf.*two-Q8_0.gguf"):
+            loaded("three-Q4_0.gguf")
+        with pytest.raises(ValueError, match="local_dir"):
+            Llama.from_pretrained("tests/tiny", "two-Q4_0.gguf", local_dir=tmp_path)
+        server.shutdown()
+    # What is in the cache needs no hub.
+    llama = Llama.from_pretrained("tests/tiny", "one-Q4_0.gguf", cache_dir=cache, n_ctx=64)
+    assert Path(llama.model_path).name == "one-Q4_0.gguf"
+    llama.close()
+
+
+def test_streamed_chats_have_logprobs(llm: Llama) -> None:
+    ask: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "max_tokens": 6}
+    whole = llm.create_chat_completion(**ask, logprobs=True, top_logprobs=2)["choices"][0]
+    chunks = list(llm.create_chat_completion(**ask, logprobs=True, top_logprobs=2, stream=True))
+    entries = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert [entry["token"] for entry in entries] == [entry["token"] for entry in whole["logprobs"]["content"]]
+    assert all(entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 2 for entry in entries)
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == whole["message"]["content"]
+
+
+def test_criteria_see_the_logits(llm: Llama) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def criterion(tokens: npt.NDArray[np.intc], logits: npt.NDArray[np.single]) -> bool:
+        seen.append((int(tokens[-1]), int(logits.argmax())))
+        return len(seen) == 4
+
+    llm("One two three", max_tokens=50, temperature=0, stopping_criteria=StoppingCriteriaList([criterion]))
+    assert len(seen) == 4 and all(token == best for token, best in seen)
+
+
+def test_offsets_count_from_the_beginning_of_the_text(llm: Llama) -> None:
+    prompt = "The capital of France is"
+    choice = llm(prompt, max_tokens=4, temperature=0, logprobs=1, echo=True)["choices"][0]
+    for offset, token in zip(choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"]):
+        assert choice["text"][offset : offset + len(token)] == token
+    assert choice["logprobs"]["text_offset"][0] == len(prompt)
+
+
+def test_functions_are_answered_with_function_call(llm: Llama) -> None:
+    parameters = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    ask: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Extract Jason is 25 years old"}],
+        "functions": [{"name": "UserDetail", "parameters": parameters}],
+        "function_call": {"name": "UserDetail"},
+        "temperature": 0,
+        "max_tokens": 80,
+    }
+    message = llm.create_chat_completion(**ask)["choices"][0]["message"]
+    assert message["function_call"]["name"] == "UserDetail" and "name" in message["function_call"]["arguments"]
+    deltas = [chunk["choices"][0]["delta"] for chunk in llm.create_chat_completion(**ask, stream=True)]
+    calls = [delta["function_call"] for delta in deltas if "function_call" in delta]
+    assert calls[0]["name"] == "UserDetail"
+    assert "".join(call["arguments"] for call in calls) == message["function_call"]["arguments"]
+
+
+def test_prompt_lookup_is_a_draft_model(tiny_path: Path) -> None:
+    draft = LlamaPromptLookupDecoding(num_pred_tokens=4)
+    prompt = [5, 6, 7, 8] * 8
+    answers: list[Any] = []
+    for model in (None, draft):
+        llama = Llama(str(tiny_path), n_ctx=256, draft_model=model)
+        answers.append(llama(prompt, max_tokens=8, temperature=0)["choices"][0]["text"])
+        llama.close()
+    assert answers[0] == answers[1]
+    wrong: Any = object()
+    with pytest.raises(TypeError, match="LlamaPromptLookupDecoding"):
+        Llama(str(tiny_path), draft_model=wrong)
+    absent: Any = None
+    with pytest.raises(TypeError, match="model_path"):
+        Llama(absent)
+
+
+def test_answers_as_objects_of_openai(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat: Any = types.ModuleType("openai.types.chat")
+    chat.ChatCompletion = chat.ChatCompletionChunk = types.SimpleNamespace
+    ask: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    monkeypatch.setitem(sys.modules, "openai.types.chat", None)
+    with pytest.raises(ImportError, match="pip install openai"):
+        llm.create_chat_completion_openai_v1(**ask)
+    for name in ("openai", "openai.types"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "openai.types.chat", chat)
+    assert llm.create_chat_completion_openai_v1(**ask).object == "chat.completion"
+    chunks = list(llm.create_chat_completion_openai_v1(**ask, stream=True))
+    assert chunks[0].object == "chat.completion.chunk"
