@@ -18,8 +18,8 @@ import numpy as np
 
 # Experts are selected by nearly equal scores now and then; llama.cpp's KV cache is f16.
 LIMIT, PEER_LIMIT = 2e-4, 2e-2
-# Gemma 3n cuts gates by their standard deviation: llama.cpp and Quadriga divide by one less than the width, transformers by the width.
-LIMITS = {"Gemma3nForCausalLM": (2e-2, 5e-2)}
+# Gemma 3n cuts gates by their standard deviation: llama.cpp divides by one less than the width, transformers and Quadriga by the width.
+LIMITS = {"Gemma3nForCausalLM": (LIMIT, 5e-2)}
 # Models that llama.cpp does not compute: it does not know OPT, and of architecture llama it ignores the sliding window.
 NOT_OF_PEER = {"OPTForCausalLM", "MistralForCausalLM"}
 

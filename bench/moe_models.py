@@ -178,6 +178,7 @@ def models():
     yield "granitemoe", dict(inner=128, keys=granite, tied=True)
     yield "granitemoe", dict(inner=128, keys=dict(granite, expert_shared_feed_forward_length=96), shared=96)
     yield "granitemoe", dict(inner=128, keys=granite, dtype="Q8_0", experts=9, used=4, layers=3)
+    yield "granitemoe", dict(inner=128, keys=dict(granite, **YARN), heads=6, kv_heads=2)
     yield from gpt_oss()
     yield from glm()
     yield from deepseek()
@@ -203,6 +204,7 @@ def glm():
     yield "glm4moe", dict(same, heads=6, kv_heads=2, width=128, dtype="Q8_0", dense=2)
     softmax = dict(keys, expert_gating_func=1, expert_weights_norm=False, expert_shared_count=2)
     yield "glm4moe", dict(same, keys=softmax, shared=128)
+    yield "glm4moe", dict(same, keys=dict(keys, **YARN), tied=True, experts=7, used=3)
 
 
 def smallthinker():
@@ -239,6 +241,7 @@ def deepseek():
         yield "deepseek2", latent(32, 32, 16, 8, 16, split, layers=3, keys=dict(v3, **one), experts=16, used=3,
                                   selection_bias=True)
         yield "deepseek2", latent(64, None, 32, 16, 32, split, layers=27, keys=yarn, heads=4, width=64, branch=0.1)
+    yield "deepseek2", latent(64, 48, 32, 16, 32, True, layers=2, tied=True, keys=v3, experts=12, used=5, selection_bias=True)
     # llama.cpp on some CPUs cannot compute quantized models of the other layout.
     yield "deepseek2", latent(64, 64, 32, 32, 32, False, layers=3, dtype="Q8_0", heads=4, width=128)
     yield "deepseek2", latent(64, 48, 32, 16, 32, True, layers=3, nextn=1, keys=v3, experts=8, used=4, selection_bias=True)

@@ -92,7 +92,7 @@ def llama4(path, arch, dtype, seed, width=96, heads=3, kv_heads=1, key_length=32
     model.finish()
 
 
-def gemma3n(path, arch, dtype, seed, width=64, heads=2, kv_heads=1, key_length=32, layers=22, inner=128, window=12):
+def gemma3n(path, arch, dtype, seed, width=64, heads=2, kv_heads=1, key_length=32, layers=22, inner=4096, window=12):
     """llama.cpp has constants for everything but the usual sizes: 4 streams, inputs of 256, a rank of 64, 20 layers with KV caches
     of their own, 10 with cut gates."""
     streams, inputs, rank = 4, 256, 64
@@ -149,5 +149,5 @@ def cases():
     yield "llama4", "Q8_0", dict(experts=5, layers=4, width=128, heads=4)
     yield "gemma3n", "F32", dict(layers=6)
     yield "gemma3n", "F32", {}
-    yield "gemma3n", "F32", dict(layers=26, heads=3, kv_heads=3, width=96, inner=160)
-    yield "gemma3n", "Q8_0", dict(width=128, heads=4, kv_heads=2, inner=256)
+    yield "gemma3n", "F32", dict(layers=26, heads=3, kv_heads=3, width=96, inner=4096)
+    yield "gemma3n", "Q8_0", dict(width=128, heads=4, kv_heads=2, inner=4096)

@@ -1,10 +1,10 @@
 """Random small models with recurrent layers, as the package gguf writes them: what bench/agree_with_llama_cpp.py compares."""
-from moe_models import Random
+from moe_models import YARN, Random
 
 
 def write(path, arch, dtype, seed, width=96, heads=3, kv_heads=1, key_length=32, rope=8, key_heads=2, value_heads=6, state=16,
           layers=5, feed_forward=160, vocabulary=128, tied=False, experts=0, used=2, grouped=False, legacy=False,
-          recurrent=True):
+          recurrent=True, more=None):
     """A model of linear attention by the gated delta rule; every fourth layer has attention with an output gate."""
     assert recurrent
     model = Random(path, arch, seed, dtype)
@@ -18,6 +18,7 @@ def write(path, arch, dtype, seed, width=96, heads=3, kv_heads=1, key_length=32,
     if experts:
         model.keys({"expert_count": experts, "expert_used_count": used, "expert_feed_forward_length": inner,
                     "expert_shared_feed_forward_length": shared})
+    model.keys(more or {})
     model.writer.add_tokenizer_model("no_vocab")
     model.matrix("token_embd.weight", vocabulary, width)
     model.norm("output_norm", width)
@@ -78,9 +79,11 @@ def cases():
     yield "qwen35", "F32", dict(recurrent=True, tied=True, **odd)
     yield "qwen35", "F32", dict(recurrent=True, key_heads=4, value_heads=4, layers=9)
     yield "qwen35", "Q8_0", dict(recurrent=True, layers=5)
+    yield "qwen35", "F32", dict(recurrent=True, more=YARN)
     yield "qwen35moe", "F32", dict(recurrent=True, experts=6)
     yield "qwen35moe", "F32", dict(recurrent=True, experts=5, used=4, tied=True, **odd)
     yield "qwen35moe", "F16", dict(recurrent=True, experts=8, used=8, layers=4)
     yield "qwen3next", "F32", dict(recurrent=True, experts=9, used=3, grouped=True)
     yield "qwen3next", "F32", dict(recurrent=True, experts=7, used=1, grouped=True, **odd)
     yield "qwen3next", "F32", dict(recurrent=True, experts=6, grouped=True, legacy=True, key_heads=3, value_heads=6)
+    yield "qwen3next", "F32", dict(recurrent=True, experts=8, grouped=True, tied=True, more=YARN)
