@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import json
-import os
-import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -15,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ._answers import Completion, Stream
+from ._facts import ModelFacts
+from ._lifetime import open_models
 from ._logits import LogitsProcessor
-from ._quadriga import ModelCore, forget_threads, refuse, set_main_thread, settle
+from ._quadriga import ModelCore
 from ._requests import (
     Adapters,
     AnyPath,
@@ -39,29 +37,8 @@ __all__ = ["Model"]
 #: Texts that are embedded by one call of the native part.
 _EMBEDDED_TEXTS = 64
 
-#: The models that are open. They are closed before the interpreter shuts down.
-_open: weakref.WeakSet[Model] = weakref.WeakSet()
 
-
-@atexit.register
-def _close_all() -> None:
-    """Ends what threads still do with this package, so that none of them meets an interpreter that is gone."""
-    refuse()
-    for model in list(_open):
-        model.close()
-    settle(5.0)
-
-
-def _in_fork() -> None:
-    forget_threads()
-    set_main_thread(threading.get_ident())
-
-
-os.register_at_fork(after_in_child=_in_fork)
-set_main_thread(threading.main_thread().ident or 0)
-
-
-class Model:
+class Model(ModelFacts):
     """A language or embedding model from a GGUF file, loaded and ready to answer.
 
     Requests of all threads share one engine, which computes them together. A model can be closed, or used in a `with`
@@ -98,7 +75,8 @@ class Model:
 
         Args:
             path: A GGUF file, or a model of Hugging Face's hub as ORG/REPO or ORG/REPO:QUANT, which is downloaded once into
-                the cache; without QUANT the best that fits in memory. Without a path a small model, SmolLM2 135M.
+                the cache; without QUANT, or with one that the repository lacks (a warning), the best that fits in memory.
+                Without a path a small model, SmolLM2 135M.
             n_ctx: Context size of a request in tokens; 0 for what the model was trained with, or less where memory is short.
             n_gpu_layers: Layers on the GPU: a number, "all", or "auto" for what saves the most time and fits.
             n_parallel: Most requests that are computed at once.
@@ -145,14 +123,13 @@ class Model:
             "cache_dir": path_text(cache_dir),
             "hub_file": hub_file,
         }
-        self._core = ModelCore(json.dumps(options))
-        self._facts: dict[str, Any] = json.loads(self._core.facts())
-        _open.add(self)
+        super().__init__(ModelCore(json.dumps(options)))
+        open_models.add(self)
 
     def close(self) -> None:
         """Ends all requests and frees the memory."""
         self._core.close()
-        _open.discard(self)
+        open_models.discard(self)
 
     def __enter__(self) -> Model:
         return self
@@ -437,73 +414,3 @@ class Model:
     def clear_cache(self) -> None:
         """Forgets the KV cache of earlier requests."""
         self._core.clear_cache()
-
-    # Facts.
-
-    @property
-    def name(self) -> str:
-        """The file's name without its extension."""
-        return self._facts["name"]
-
-    @property
-    def path(self) -> str:
-        """The file."""
-        return self._facts["path"]
-
-    @property
-    def architecture(self) -> str:
-        """The architecture, such as `llama`."""
-        return self._facts["architecture"]
-
-    @property
-    def is_encoder(self) -> bool:
-        """Whether the model computes embeddings only."""
-        return self._facts["encoder"]
-
-    @property
-    def n_ctx(self) -> int:
-        """Context size of a request, in tokens."""
-        return self._facts["n_ctx"]
-
-    @property
-    def n_vocab(self) -> int:
-        """Tokens of the vocabulary."""
-        return self._facts["n_vocab"]
-
-    @property
-    def n_embd(self) -> int:
-        """Elements of a hidden state, and of an embedding."""
-        return self._facts["n_embd"]
-
-    @property
-    def devices(self) -> list[str]:
-        """The devices that it runs on."""
-        return self._facts["devices"]
-
-    @property
-    def bos_token(self) -> int | None:
-        """The beginning-of-text token."""
-        return self._facts["bos"]
-
-    @property
-    def eos_token(self) -> int | None:
-        """The end-of-text token."""
-        return self._facts["eos"]
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Sizes, special tokens, memory of each device, and what the engine is doing."""
-        return json.loads(self._core.facts())
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """The metadata of the file, without long arrays such as the vocabulary."""
-        return json.loads(self._core.metadata())
-
-    def plan_html(self) -> str:
-        """The plan of the largest step, what runs where and what takes how many bytes, as an interactive page."""
-        return self._core.picture(False)
-
-    def plan_svg(self) -> str:
-        """The same as a drawing."""
-        return self._core.picture(True)

@@ -12,27 +12,16 @@ have length 1, and requests of several threads are computed together. With `echo
 
 from __future__ import annotations
 
-import fnmatch
-import importlib
-import re
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from os import PathLike, fspath
-from typing import Any, Literal, Union
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from .._llama_answers import (
-    Answered,
-    Head,
-    LogitsRows,
-    chat_logprobs,
-    chat_piece_logprobs,
-    completion_logprobs,
-    piece_logprobs,
-    usage_of,
-)
+from .._llama_answers import Answered, LogitsRows
+from .._llama_completions import LlamaCompletions
+from .._llama_options import IGNORED, cache_type, constraint, processors, the_file
 from .._llama_types import (
     LlamaCache,
     LlamaGrammar,
@@ -58,21 +47,8 @@ __all__ = [
     "StoppingCriteriaList",
 ]
 
-#: Arguments of `Llama` that have no counterpart, or that are decided automatically.
-_IGNORED = frozenset(
-    """
-    split_mode main_gpu tensor_split vocab_only use_mlock kv_overrides n_ubatch n_threads_batch rope_scaling_type pooling_type
-    rope_freq_base rope_freq_scale yarn_ext_factor yarn_attn_factor yarn_beta_fast yarn_beta_slow yarn_orig_ctx logits_all
-    embedding offload_kqv flash_attn op_offload swa_full no_perf last_n_tokens_size lora_base numa chat_format chat_handler
-    tokenizer spm_infill verbose kv_unified rpc_servers
-    """.split()
-)
 
-#: llama.cpp's numbers of types of the KV cache.
-_CACHE_TYPES = {0: "f32", 1: "f16", 2: "q4_0", 7: "q5_1", 8: "q8_0", 30: "bf16"}
-
-
-class Llama:
+class Llama(LlamaCompletions):
     """A model with the interface of llama-cpp-python."""
 
     def __init__(
@@ -100,7 +76,7 @@ class Llama:
             raise TypeError(f"model_path is {model_path!r}; it must be the path of a file")
         if draft_model is not None and not isinstance(draft_model, LlamaPromptLookupDecoding):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError("draft_model must be a LlamaPromptLookupDecoding; models that draft are the argument draft of quadriga.Model")
-        unknown = ignored.keys() - _IGNORED
+        unknown = ignored.keys() - IGNORED
         if unknown:
             raise TypeError(f"Llama() has no argument {', '.join(sorted(unknown))}")
         self.model_path = model_path
@@ -112,8 +88,8 @@ class Llama:
             n_batch=n_batch,
             n_threads=n_threads,
             n_parallel=n_parallel,
-            cache_type=_cache_type(type_k),
-            cache_type_v=_cache_type(type_v),
+            cache_type=cache_type(type_k),
+            cache_type_v=cache_type(type_v),
             lora=[(lora_path, lora_scale)] if lora_path else (),
             chat_template=chat_template,
             use_mmap=use_mmap,
@@ -149,209 +125,10 @@ class Llama:
         if local_dir is not None:
             raise InvalidRequest("local_dir is not supported: files are kept in the cache, whose folder is cache_dir")
         if filename is not None and any(letter in filename for letter in "*?["):
-            filename = _the_file(repo_id, hub_files(repo_id, None if cache_dir is None else fspath(cache_dir)), filename)
+            filename = the_file(repo_id, hub_files(repo_id, None if cache_dir is None else fspath(cache_dir)), filename)
         return cls(model_path=repo_id, hub_file=filename, cache_dir=cache_dir, **kwargs)
 
-    # Text.
-
-    def create_completion(
-        self,
-        prompt: str | Tokens,
-        suffix: str | None = None,
-        max_tokens: int | None = 16,
-        temperature: float = 0.8,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        logprobs: int | None = None,
-        echo: bool = False,
-        stop: str | Sequence[str] | None = None,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        repeat_penalty: float = 1.0,
-        top_k: int = 40,
-        stream: bool = False,
-        seed: int | None = None,
-        tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
-        model: str | None = None,
-        stopping_criteria: StoppingCriteria | None = None,
-        logits_processor: LogitsProcessorList | None = None,
-        grammar: LlamaGrammar | None = None,
-        logit_bias: Mapping[Any, float] | None = None,
-    ) -> Any:
-        """Continues a prompt. The result is OpenAI's completion object, or an iterator over its chunks."""
-        if suffix:
-            raise InvalidRequest("suffix is not supported")
-        _refuse_mirostat(mirostat_mode)
-        rows = None if stopping_criteria is None else LogitsRows()
-        answer = self.model.generate(
-            prompt,
-            stream=True,
-            max_tokens=_limit(max_tokens),
-            temperature=max(temperature, 0.0),
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            typical_p=typical_p,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            repeat_penalty=repeat_penalty,
-            seed=self._seed if seed is None else seed,
-            stop=stop or None,
-            logprobs=logprobs,
-            logits_processors=_processors(rows, logits_processor),
-            **_constraint(grammar, logit_bias),
-        )
-        head = Head("cmpl", model or self.model_path)
-        answered = Answered(self._remember, answer, stopping_criteria, rows)
-        if stream:
-            return self._completion_chunks(head, answered, logprobs is not None)
-        completion = answered.finish()
-        before = self._prompt_text(prompt) if echo else ""
-        found = None if logprobs is None else completion_logprobs(self.model, completion, len(before))
-        choice = {
-            "text": before + completion.text,
-            "index": 0,
-            "logprobs": found,
-            "finish_reason": completion.finish_reason,
-        }
-        return {**head.fields("text_completion"), "choices": [choice], "usage": usage_of(completion)}
-
-    __call__ = create_completion
-
-    def _completion_chunks(
-        self, head: Head, answered: Answered, with_logprobs: bool
-    ) -> Iterator[dict[str, Any]]:
-        def chunk(text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
-            choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": reason}
-            return {**head.fields("text_completion"), "choices": [choice]}
-
-        offset = 0
-        for piece in answered.pieces():
-            logprobs = piece_logprobs(self.model, piece, offset) if with_logprobs else None
-            if piece.text or with_logprobs:
-                yield chunk(piece.text, logprobs, None)
-            offset += len(piece.text)
-        yield chunk("", None, answered.finish().finish_reason)
-
-    def create_chat_completion(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        functions: Sequence[Mapping[str, Any]] | None = None,
-        function_call: Any = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: Any = None,
-        temperature: float = 0.2,
-        top_p: float = 0.95,
-        top_k: int = 40,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        stream: bool = False,
-        stop: str | Sequence[str] | None = None,
-        seed: int | None = None,
-        response_format: Mapping[str, Any] | None = None,
-        max_tokens: int | None = None,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        repeat_penalty: float = 1.0,
-        tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
-        model: str | None = None,
-        logits_processor: LogitsProcessorList | None = None,
-        grammar: LlamaGrammar | None = None,
-        logit_bias: Mapping[Any, float] | None = None,
-        logprobs: bool | None = None,
-        top_logprobs: int | None = None,
-    ) -> Any:
-        """Answers a conversation. The result is OpenAI's chat completion object, or an iterator over its chunks."""
-        _refuse_mirostat(mirostat_mode)
-        is_legacy = tools is None
-        if functions and tools is None:
-            tools = [{"type": "function", "function": dict(function)} for function in functions]
-            is_word = function_call is None or isinstance(function_call, str)
-            tool_choice = function_call if is_word else {"type": "function", "function": function_call}
-        answer = self.model.chat(
-            messages,
-            stream=True,
-            tools=tools,
-            tool_choice=tool_choice,
-            max_tokens=_limit(max_tokens),
-            temperature=max(temperature, 0.0),
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            typical_p=typical_p,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            repeat_penalty=repeat_penalty,
-            seed=self._seed if seed is None else seed,
-            stop=stop or None,
-            logprobs=(top_logprobs or 0) if logprobs else None,
-            response_format=response_format,
-            logits_processors=list(logits_processor or ()),
-            # A function that is named is called once.
-            parallel_tool_calls=tool_choice is None or isinstance(tool_choice, str),
-            **_constraint(grammar, logit_bias),
-        )
-        head = Head("chatcmpl", model or self.model_path)
-        answered = Answered(self._remember, answer)
-        legacy = functions is not None and is_legacy
-        if stream:
-            return self._chat_chunks(head, answered, bool(logprobs), legacy)
-        completion = answered.finish()
-        message: dict[str, Any] = {"role": "assistant", "content": completion.text}
-        if completion.tool_calls:
-            message["content"] = completion.text or None
-            message["tool_calls"] = [call.message() for call in completion.tool_calls]
-            if legacy:
-                message["function_call"] = message["tool_calls"][0]["function"]
-        choice: dict[str, Any] = {
-            "index": 0,
-            "message": message,
-            "logprobs": chat_logprobs(self.model, completion) if logprobs else None,
-            "finish_reason": completion.finish_reason,
-        }
-        return {**head.fields("chat.completion"), "choices": [choice], "usage": usage_of(completion)}
-
-    def _chat_chunks(
-        self, head: Head, answered: Answered, with_logprobs: bool, legacy: bool
-    ) -> Iterator[dict[str, Any]]:
-        def chunk(delta: dict[str, Any], reason: str | None, logprobs: Any = None) -> dict[str, Any]:
-            choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-            return {**head.fields("chat.completion.chunk"), "choices": [choice]}
-
-        yield chunk({"role": "assistant"}, None)
-        for piece in answered.pieces():
-            logprobs = chat_piece_logprobs(self.model, piece) if with_logprobs else None
-            if piece.text or with_logprobs:
-                yield chunk({"content": piece.text}, None, logprobs)
-            for index, name, arguments in piece.tool_calls:
-                function: dict[str, Any] = {"arguments": arguments}
-                call: dict[str, Any] = {"index": index, "function": function}
-                if name is not None:
-                    function["name"] = name
-                    call.update(id=f"call_{uuid.uuid4().hex[:24]}", type="function")
-                delta: dict[str, Any] = {"tool_calls": [call]}
-                if legacy and index == 0:
-                    delta["function_call"] = function
-                yield chunk(delta, None)
-        yield chunk({}, answered.finish().finish_reason)
-
-    def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
-        """As `create_chat_completion`, with objects of the package openai in place of dictionaries."""
-        try:
-            chat: Any = importlib.import_module("openai.types.chat")
-        except ImportError as error:
-            raise ImportError("create_chat_completion_openai_v1 needs the package openai: pip install openai") from error
-        answer: Any = self.create_chat_completion(*args, **kwargs)
-        if kwargs.get("stream", False):
-            return (chat.ChatCompletionChunk(**chunk) for chunk in answer)
-        return chat.ChatCompletion(**answer)
+    # Tokens one at a time.
 
     def generate(
         self,
@@ -383,8 +160,8 @@ class Llama:
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
             seed=self._seed,
-            logits_processors=_processors(rows, logits_processor),
-            **_constraint(grammar, None),
+            logits_processors=processors(rows, logits_processor),
+            **constraint(grammar, None),
         )
         for piece in Answered(self._remember, answer, stopping_criteria, rows).pieces():
             yield piece.token
@@ -505,52 +282,3 @@ class Llama:
     def _remember(self, tokens: list[int]) -> None:
         """Keeps the tokens of a prompt and its answer."""
         self._tokens, self._rows = tokens, []
-
-    def _prompt_text(self, prompt: str | Tokens) -> str:
-        return prompt if isinstance(prompt, str) else self.model.detokenize(prompt)
-
-
-def _limit(max_tokens: int | None) -> int | None:
-    return None if max_tokens is None or max_tokens <= 0 else max_tokens
-
-
-def _processors(rows: LogitsRows | None, given: LogitsProcessorList | None) -> list[Any]:
-    """Logits processors: first the one that keeps logits for stopping criteria."""
-    return [*([] if rows is None else [rows]), *(given or ())]
-
-
-def _refuse_mirostat(mode: int) -> None:
-    if mode:
-        raise InvalidRequest("mirostat is not supported; use top_p and min_p")
-
-
-def _constraint(grammar: LlamaGrammar | None, logit_bias: Mapping[Any, float] | None) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if logit_bias:
-        options["logit_bias"] = {str(token): bias for token, bias in logit_bias.items()}
-    if grammar is not None and grammar.schema is not None:
-        options["guided_json"] = grammar.schema
-    elif grammar is not None and grammar.grammar:
-        options["grammar"] = grammar.grammar
-    return options
-
-
-def _cache_type(number: Union[int, None]) -> str:
-    if number is None:
-        return "f16"
-    if number not in _CACHE_TYPES:
-        raise InvalidRequest(f"the KV cache cannot have type {number}; known are {_CACHE_TYPES}")
-    return _CACHE_TYPES[number]
-
-
-def _the_file(repository: str, files: Sequence[str], pattern: str) -> str:
-    """The one file, or the first part of the one model in parts, that a pattern matches."""
-    matching = sorted(file for file in files if fnmatch.fnmatch(file, pattern))
-    models = sorted({re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-00001\1", file) for file in matching})
-    if not models:
-        known = "\n".join(sorted(files))
-        raise InvalidRequest(f"no file of {repository} matches {pattern}; there are:\n{known}")
-    if len(models) > 1:
-        found = "\n".join(models)
-        raise InvalidRequest(f"several files of {repository} match {pattern}; name one of them:\n{found}")
-    return models[0]

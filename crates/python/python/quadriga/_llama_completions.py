@@ -1,0 +1,240 @@
+"""Completions as llama-cpp-python has them: methods with OpenAI's arguments, and their result dictionaries."""
+
+from __future__ import annotations
+
+import importlib
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ._llama_answers import (
+    Answered,
+    Head,
+    LogitsRows,
+    chat_logprobs,
+    chat_piece_logprobs,
+    completion_logprobs,
+    piece_logprobs,
+    usage_of,
+)
+from ._llama_options import constraint, limit, processors, refuse_mirostat
+from ._llama_types import LlamaGrammar, LogitsProcessorList, StoppingCriteria, Tokens
+from ._model import Model
+from .errors import InvalidRequest
+
+__all__ = ["LlamaCompletions"]
+
+
+class LlamaCompletions:
+    """The part of `Llama` that answers prompts and conversations."""
+
+    model: Model
+    model_path: str
+    #: The random seed of requests without their own.
+    _seed: int | None
+
+    def create_completion(
+        self,
+        prompt: str | Tokens,
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stop: str | Sequence[str] | None = None,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        top_k: int = 40,
+        stream: bool = False,
+        seed: int | None = None,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        stopping_criteria: StoppingCriteria | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        grammar: LlamaGrammar | None = None,
+        logit_bias: Mapping[Any, float] | None = None,
+    ) -> Any:
+        """Continues a prompt. The result is OpenAI's completion object, or an iterator over its chunks."""
+        if suffix:
+            raise InvalidRequest("suffix is not supported")
+        refuse_mirostat(mirostat_mode)
+        rows = None if stopping_criteria is None else LogitsRows()
+        answer = self.model.generate(
+            prompt,
+            stream=True,
+            max_tokens=limit(max_tokens),
+            temperature=max(temperature, 0.0),
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            typical_p=typical_p,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            repeat_penalty=repeat_penalty,
+            seed=self._seed if seed is None else seed,
+            stop=stop or None,
+            logprobs=logprobs,
+            logits_processors=processors(rows, logits_processor),
+            **constraint(grammar, logit_bias),
+        )
+        head = Head("cmpl", model or self.model_path)
+        answered = Answered(self._remember, answer, stopping_criteria, rows)
+        if stream:
+            return self._completion_chunks(head, answered, logprobs is not None)
+        completion = answered.finish()
+        before = self._prompt_text(prompt) if echo else ""
+        found = None if logprobs is None else completion_logprobs(self.model, completion, len(before))
+        choice = {
+            "text": before + completion.text,
+            "index": 0,
+            "logprobs": found,
+            "finish_reason": completion.finish_reason,
+        }
+        return {**head.fields("text_completion"), "choices": [choice], "usage": usage_of(completion)}
+
+    __call__ = create_completion
+
+    def _completion_chunks(
+        self, head: Head, answered: Answered, with_logprobs: bool
+    ) -> Iterator[dict[str, Any]]:
+        def chunk(text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
+            choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": reason}
+            return {**head.fields("text_completion"), "choices": [choice]}
+
+        offset = 0
+        for piece in answered.pieces():
+            logprobs = piece_logprobs(self.model, piece, offset) if with_logprobs else None
+            if piece.text or with_logprobs:
+                yield chunk(piece.text, logprobs, None)
+            offset += len(piece.text)
+        yield chunk("", None, answered.finish().finish_reason)
+
+    def create_chat_completion(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        functions: Sequence[Mapping[str, Any]] | None = None,
+        function_call: Any = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Any = None,
+        temperature: float = 0.2,
+        top_p: float = 0.95,
+        top_k: int = 40,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        stream: bool = False,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        grammar: LlamaGrammar | None = None,
+        logit_bias: Mapping[Any, float] | None = None,
+        logprobs: bool | None = None,
+        top_logprobs: int | None = None,
+    ) -> Any:
+        """Answers a conversation. The result is OpenAI's chat completion object, or an iterator over its chunks."""
+        refuse_mirostat(mirostat_mode)
+        is_legacy = tools is None
+        if functions and tools is None:
+            tools = [{"type": "function", "function": dict(function)} for function in functions]
+            is_word = function_call is None or isinstance(function_call, str)
+            tool_choice = function_call if is_word else {"type": "function", "function": function_call}
+        answer = self.model.chat(
+            messages,
+            stream=True,
+            tools=tools,
+            tool_choice=tool_choice,
+            max_tokens=limit(max_tokens),
+            temperature=max(temperature, 0.0),
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            typical_p=typical_p,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            repeat_penalty=repeat_penalty,
+            seed=self._seed if seed is None else seed,
+            stop=stop or None,
+            logprobs=(top_logprobs or 0) if logprobs else None,
+            response_format=response_format,
+            logits_processors=list(logits_processor or ()),
+            # A function that is named is called once.
+            parallel_tool_calls=tool_choice is None or isinstance(tool_choice, str),
+            **constraint(grammar, logit_bias),
+        )
+        head = Head("chatcmpl", model or self.model_path)
+        answered = Answered(self._remember, answer)
+        legacy = functions is not None and is_legacy
+        if stream:
+            return self._chat_chunks(head, answered, bool(logprobs), legacy)
+        completion = answered.finish()
+        message: dict[str, Any] = {"role": "assistant", "content": completion.text}
+        if completion.tool_calls:
+            message["content"] = completion.text or None
+            message["tool_calls"] = [call.message() for call in completion.tool_calls]
+            if legacy:
+                message["function_call"] = message["tool_calls"][0]["function"]
+        choice: dict[str, Any] = {
+            "index": 0,
+            "message": message,
+            "logprobs": chat_logprobs(self.model, completion) if logprobs else None,
+            "finish_reason": completion.finish_reason,
+        }
+        return {**head.fields("chat.completion"), "choices": [choice], "usage": usage_of(completion)}
+
+    def _chat_chunks(
+        self, head: Head, answered: Answered, with_logprobs: bool, legacy: bool
+    ) -> Iterator[dict[str, Any]]:
+        def chunk(delta: dict[str, Any], reason: str | None, logprobs: Any = None) -> dict[str, Any]:
+            choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+            return {**head.fields("chat.completion.chunk"), "choices": [choice]}
+
+        yield chunk({"role": "assistant"}, None)
+        for piece in answered.pieces():
+            logprobs = chat_piece_logprobs(self.model, piece) if with_logprobs else None
+            if piece.text or with_logprobs:
+                yield chunk({"content": piece.text}, None, logprobs)
+            for index, name, arguments in piece.tool_calls:
+                function: dict[str, Any] = {"arguments": arguments}
+                call: dict[str, Any] = {"index": index, "function": function}
+                if name is not None:
+                    function["name"] = name
+                    call.update(id=f"call_{uuid.uuid4().hex[:24]}", type="function")
+                delta: dict[str, Any] = {"tool_calls": [call]}
+                if legacy and index == 0:
+                    delta["function_call"] = function
+                yield chunk(delta, None)
+        yield chunk({}, answered.finish().finish_reason)
+
+    def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
+        """As `create_chat_completion`, with objects of the package openai in place of dictionaries."""
+        try:
+            chat: Any = importlib.import_module("openai.types.chat")
+        except ImportError as error:
+            raise ImportError("create_chat_completion_openai_v1 needs the package openai: pip install openai") from error
+        answer: Any = self.create_chat_completion(*args, **kwargs)
+        if kwargs.get("stream", False):
+            return (chat.ChatCompletionChunk(**chunk) for chunk in answer)
+        return chat.ChatCompletion(**answer)
+
+    def _remember(self, tokens: list[int]) -> None:
+        """Is given the tokens of a prompt and its answer."""
+        raise NotImplementedError
+
+    def _prompt_text(self, prompt: str | Tokens) -> str:
+        return prompt if isinstance(prompt, str) else self.model.detokenize(prompt)
