@@ -11,8 +11,13 @@ use crate::callback::is_called;
 use crate::failure::{Failure, Outcome};
 use crate::interpreter::{Counted, INSIDE, WORKING, enter, is_main_thread, is_refusing};
 
-/// The longest wait without a look at signals: how late Ctrl-C may be.
-pub(crate) const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
+/// The longest wait of the main thread without a look at signals: how late Ctrl-C may be.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// How long this thread may wait without a look at signals. Other threads than the main one run no handlers.
+pub(crate) fn signal_interval(py: Python<'_>) -> Outcome<Option<Duration>> {
+    Ok(is_main_thread(py)?.then_some(SIGNAL_INTERVAL))
+}
 
 /// Runs a function without the GIL. An error at the end of the interpreter.
 pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> Outcome<T> + Send) -> Outcome<T> {

@@ -5,6 +5,7 @@
 //! the interpreter waits for what runs, and afterwards no thread asks for the GIL any more. Work that takes too long is left
 //! behind, and its thread stays where it is until the process ends; Python code that is running is waited for.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -102,9 +103,18 @@ pub(crate) fn set_main_thread(number: u64) {
     MAIN.store(number, Ordering::SeqCst);
 }
 
+thread_local! {
+    /// Python's number of this thread, once it was asked for. A fork does not change it.
+    static NUMBER: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
 /// Whether signal handlers run on this thread. No Python code runs here: at the end of the interpreter it would not return.
 pub(crate) fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
-    let number: u64 = py.import("_thread")?.getattr("get_ident")?.call0()?.extract()?;
+    let number = match NUMBER.get() {
+        Some(number) => number,
+        None => py.import("_thread")?.getattr("get_ident")?.call0()?.extract()?,
+    };
+    NUMBER.set(Some(number));
     Ok(number == MAIN.load(Ordering::SeqCst))
 }
 

@@ -10,6 +10,8 @@ use quadriga_llm::{
 };
 use quadriga_server::ServedModel;
 use quadriga_server::body::JsonBody;
+use quadriga_server::constraint::Constraint;
+use quadriga_server::generation::{Generation, Prompt};
 use quadriga_server::requests;
 use quadriga_view::Picture;
 
@@ -17,6 +19,7 @@ use crate::callback::{Caller, check_model, is_called_by, new_number};
 use crate::detached::{detached, interruptible};
 use crate::failure::{Failure, Outcome};
 use crate::floats::Floats;
+use crate::interpreter::is_refusing;
 use crate::loading::{LoadOptions, LoadedModel, LoadedParts, check_signals};
 use crate::logits::LogitsProcessors;
 use crate::measure::stream_requests;
@@ -117,6 +120,15 @@ fn unwanted_failure() -> Failure {
     Failure::new("Error", "the call was interrupted")
 }
 
+/// The most bytes of a request that may be short.
+const SHORT_BYTES: usize = 1024;
+
+/// Whether a request is ready in a few microseconds: it has neither a template to render nor a grammar to compile.
+fn is_short(generation: &Generation) -> bool {
+    matches!(generation.prompt, Prompt::Text(_) | Prompt::Tokens(_))
+        && generation.constraint == Constraint::None
+}
+
 /// Gives up a share of the engines. A thread of theirs, which runs a logits processor, leaves the end to another one.
 fn release(number: u64, engines: Arc<Engines>) {
     if !is_called_by(Caller::Model(number)) {
@@ -145,6 +157,20 @@ impl ModelCore {
         })
     }
 
+    /// As `with`, for what is short and waits for nothing: it keeps the GIL, which costs more to give up and get back.
+    fn with_gil<T>(&self, py: Python<'_>, work: impl FnOnce(&Engines) -> Outcome<T>) -> Outcome<T> {
+        let engines = self.engines()?;
+        if is_refusing() {
+            return Err(Failure::new("Closed", "the interpreter is shutting down"));
+        }
+        let done = work(&engines);
+        // If another thread closed the model meanwhile, they end here.
+        if let Some(last) = Arc::into_inner(engines) {
+            py.detach(|| release(self.number, Arc::new(last)));
+        }
+        done
+    }
+
     /// As `with`, for what takes long: Ctrl-C ends the wait, and the work sees that it is not wanted.
     fn with_signals<T: Send + 'static>(
         &self,
@@ -169,17 +195,22 @@ impl ModelCore {
         self.with(py, work)
     }
 
+    /// What a request asks for.
+    fn parse(engines: &Engines, path: &str, body: &str) -> Outcome<Generation> {
+        let body = JsonBody::parse(body.as_bytes())?;
+        let generation = requests::parse(path, &body, &engines.served)?.pop();
+        generation.ok_or_else(|| Failure::invalid("the request asks for nothing"))
+    }
+
+    /// Submits a request.
     fn start(
         number: u64,
         engines: &Engines,
-        (path, body): (&str, &str),
+        generation: Generation,
         processors: Option<LogitsProcessors>,
         notifier: Notifier,
     ) -> Outcome<StreamCore> {
         let served = &engines.served;
-        let body = JsonBody::parse(body.as_bytes())?;
-        let generation = requests::parse(path, &body, served)?.pop();
-        let generation = generation.ok_or_else(|| Failure::invalid("the request asks for nothing"))?;
         let stops = generation.stops.clone();
         let request = served.prepare(generation)?.pop();
         let mut request = request.ok_or_else(|| Failure::invalid("the request asks for nothing"))?;
@@ -255,7 +286,12 @@ impl ModelCore {
     ) -> PyResult<StreamCore> {
         let processors = processors.map(|list| LogitsProcessors::new(py, list, self.number)).transpose()?;
         let (number, notifier) = (self.number, self.notifier.clone());
-        Ok(self.with(py, |engines| Self::start(number, engines, (path, body), processors, notifier))?)
+        let parse = |engines: &Engines| Self::parse(engines, path, body);
+        let may_be_short = body.len() <= SHORT_BYTES;
+        let generation = if may_be_short { self.with_gil(py, parse)? } else { self.with(py, parse)? };
+        let short = may_be_short && is_short(&generation);
+        let start = |engines: &Engines| Self::start(number, engines, generation, processors, notifier);
+        Ok(if short { self.with_gil(py, start)? } else { self.with(py, start)? })
     }
 
     /// The tokens of a request's prompt.

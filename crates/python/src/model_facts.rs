@@ -39,6 +39,7 @@ pub(crate) fn json(served: &ServedModel, parts: &LoadedParts) -> String {
         "waiting": state.waiting,
         "cached_tokens": state.cached,
         "computed_tokens": state.computed,
+        "steps": state.steps,
     })
     .to_string()
 }

@@ -31,11 +31,23 @@ impl EventQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next event, if it comes in time.
-    pub(crate) fn next(&self, wait: Duration) -> Option<Event> {
+    /// The next event, if it is there already. This waits for nothing but short work of the engine's thread, which never needs
+    /// the GIL for that.
+    pub(crate) fn try_next(&self) -> Option<Event> {
+        self.lock().events.pop_front()
+    }
+
+    /// The next event, if it comes in this time, or whenever it comes; `None` at once if none will come.
+    pub(crate) fn next(&self, wait: Option<Duration>) -> Option<Event> {
         let state = self.lock();
-        let waited = self.added.wait_timeout_while(state, wait, |state| state.events.is_empty());
-        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let is_open = |state: &mut QueueState| state.events.is_empty() && !state.closed;
+        let mut state = match wait {
+            Some(wait) => {
+                let waited = self.added.wait_timeout_while(state, wait, is_open);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+            None => self.added.wait_while(state, is_open).unwrap_or_else(PoisonError::into_inner),
+        };
         state.events.pop_front()
     }
 
@@ -49,13 +61,14 @@ impl EventQueue {
         true
     }
 
-    /// Wants no more events.
+    /// Wants no more events. Threads that wait for one return.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
         state.events.clear();
         let waker = state.waker.take();
         drop(state);
+        self.added.notify_all();
         drop(waker);
     }
 
@@ -96,6 +109,10 @@ struct EventSender {
 
 impl EventSender {
     fn send(&mut self, event: Event) -> bool {
+        // Nobody in Python reads it, so nobody is woken: it is sent for the answer alone.
+        if matches!(event, Event::Progress { .. }) {
+            return !self.queue.lock().closed;
+        }
         self.ended |= matches!(event, Event::Finished(_) | Event::Failed(_));
         self.queue.add(event, &self.notifier)
     }

@@ -1,7 +1,6 @@
 //! An answer while it is generated.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use pyo3::exceptions::PyStopIteration;
 use pyo3::prelude::*;
@@ -9,7 +8,7 @@ use quadriga_llm::Finish;
 use quadriga_llm::serving::{Event, Finished, TokenLogprobs};
 
 use crate::callback::check_model;
-use crate::detached::{SIGNAL_INTERVAL, detached};
+use crate::detached::{detached, signal_interval};
 use crate::failure::{Failure, Outcome};
 use crate::process::ProcessMark;
 use crate::queue::EventQueue;
@@ -80,6 +79,12 @@ impl StreamCore {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// No event follows, and no thread waits for one.
+    fn end(&self) {
+        self.state().ended = true;
+        self.queue.close();
+    }
+
     /// The piece of an event, if it has one.
     fn take(&self, event: Event) -> Outcome<Option<Piece>> {
         match event {
@@ -101,12 +106,12 @@ impl StreamCore {
                 Ok(None)
             }
             Event::Finished(finished) => {
-                let mut state = self.state();
-                (state.finished, state.ended) = (Some(finished), true);
+                self.state().finished = Some(finished);
+                self.end();
                 Ok(None)
             }
             Event::Failed(error) => {
-                self.state().ended = true;
+                self.end();
                 Err(Failure::of_llm(&error))
             }
             Event::Progress { .. } | Event::Embedding { .. } => Ok(None),
@@ -128,7 +133,15 @@ impl StreamCore {
             }
             self.process.check("stream")?;
             check_model(self.model)?;
-            match detached(py, || Ok(self.queue.next(SIGNAL_INTERVAL)))? {
+            // What is there is taken without giving up the GIL, which other threads would have to give back.
+            let event = match self.queue.try_next() {
+                Some(event) => Some(event),
+                None => {
+                    let interval = signal_interval(py)?;
+                    detached(py, || Ok(self.queue.next(interval)))?
+                }
+            };
+            match event {
                 Some(event) => {
                     if let Some(piece) = self.take(event)? {
                         return Ok(piece);
@@ -142,7 +155,7 @@ impl StreamCore {
     /// The next piece if it is there already; `None` if it is not, or if the answer has ended.
     fn poll(&self) -> PyResult<Option<Piece>> {
         while !self.state().ended
-            && let Some(event) = self.queue.next(Duration::ZERO)
+            && let Some(event) = self.queue.try_next()
         {
             if let Some(piece) = self.take(event)? {
                 return Ok(Some(piece));
@@ -165,8 +178,7 @@ impl StreamCore {
 
     /// Ends the generation.
     fn close(&self) {
-        self.state().ended = true;
-        self.queue.close();
+        self.end();
     }
 
     /// The tokens of the prompt.

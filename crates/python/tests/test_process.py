@@ -232,3 +232,112 @@ except KeyboardInterrupt:
 """
     ended = run(script)
     assert (ended.stdout, ended.returncode) == ("interrupted\n", 0), ended.stderr
+
+
+def test_quick_runs_of_a_session_stay_on_the_main_thread() -> None:
+    # A thread that hands its run to another one sleeps until the end of each.
+    script = """
+import resource
+import numpy as np
+from quadriga import graph
+
+g = graph.Graph()
+g.output("y", g.input("x", (4,)) * 2)
+session = g.plan(["cpu"]).session()
+x = np.ones(4, dtype=np.float32)
+for _ in range(50):
+    session.run(x=x)
+before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+for _ in range(500):
+    session.run(x=x)
+slept = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+print("stayed" if slept < 250 else f"slept {slept} times in 500 runs")
+"""
+    ended = run(script)
+    assert (ended.stdout, ended.returncode) == ("stayed\n", 0), ended.stderr
+
+
+def test_ctrl_c_ends_the_wait_for_another_threads_run() -> None:
+    # The main thread's runs were quick until another thread has the session.
+    script = """
+import os, signal, threading
+from quadriga import graph
+
+entered, leave = threading.Event(), threading.Event()
+
+def look(seen):
+    entered.set()
+    leave.wait()
+
+g = graph.Graph()
+g.output("y", g.input("x", (4,)) * 2)
+session = g.plan(["cpu"]).session()
+for _ in range(20):
+    session.run(x=[1.0] * 4)
+observer = threading.Thread(target=lambda: session.observe(look, inputs={"x": [1.0] * 4}))
+observer.start()
+entered.wait()
+try:
+    threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    session.run(x=[1.0] * 4)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+leave.set()
+observer.join()
+print(session.run(x=[2.0] * 4)["y"].tolist())
+"""
+    ended = run(script)
+    assert (ended.stdout, ended.returncode) == ("interrupted\n[4.0, 4.0, 4.0, 4.0]\n", 0), ended.stderr
+
+
+def test_ctrl_c_ends_the_wait_for_an_operation_after_quick_runs() -> None:
+    # An operation in Python may take any time, whatever it took before.
+    script = """
+import os, signal, threading
+from quadriga import graph
+
+entered, leave, slow_now = threading.Event(), threading.Event(), threading.Event()
+
+@graph.operation()
+def sometimes_slow(x):
+    if slow_now.is_set():
+        entered.set()
+        leave.wait()
+    return x
+
+g = graph.Graph()
+g.output("y", sometimes_slow(g.input("x", (4,))))
+session = g.plan(["cpu"]).session()
+for _ in range(20):
+    session.run(x=[1.0] * 4)
+slow_now.set()
+threading.Thread(target=lambda: (entered.wait(), os.kill(os.getpid(), signal.SIGINT))).start()
+try:
+    session.run(x=[1.0] * 4)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+slow_now.clear()
+leave.set()
+# The run that goes on is waited for.
+print(session.run(x=[2.0] * 4)["y"].tolist())
+"""
+    ended = run(script)
+    assert (ended.stdout, ended.returncode) == ("interrupted\n[2.0, 2.0, 2.0, 2.0]\n", 0), ended.stderr
+
+
+def test_a_fork_outside_python_is_noticed(tiny_path: Path) -> None:
+    script = """
+import ctypes, os, sys, quadriga
+model = quadriga.Model(sys.argv[1])
+child = ctypes.PyDLL(None).fork()
+if child == 0:
+    try:
+        model.generate([1, 2, 3], max_tokens=1)
+    except quadriga.Closed as error:
+        os._exit(0 if "fork" in str(error) else 1)
+    os._exit(2)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status))
+"""
+    ended = run(script, str(tiny_path))
+    assert (ended.stdout, ended.returncode) == ("0\n", 0), ended.stderr

@@ -157,3 +157,27 @@ def test_facts(model: quadriga.Model) -> None:
     assert "<svg" in model.plan_svg() and "<html" in model.plan_html()
     assert sum(device["weights"] for device in model.facts["memory"]) > 0
     assert "llama" in repr(model)
+
+
+def test_threads_that_read_one_stream_all_come_to_its_end(tiny: quadriga.Model) -> None:
+    stream = tiny.generate([1, 2, 3], stream=True, max_tokens=32, ignore_eos=True)
+    with ThreadPoolExecutor(4) as pool:
+        read = [pool.submit(lambda: sum(1 for _ in stream)) for _ in range(4)]
+    assert sum(each.result() for each in read) == 32
+    assert stream.completion.usage.completion_tokens == 32
+
+
+def test_closing_a_stream_ends_the_wait_of_another_thread(tiny: quadriga.Model) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(tokens: object, logits: object) -> None:
+        entered.set()
+        leave.wait()
+
+    stream = tiny.generate([1, 2, 3], stream=True, logits_processors=[slow])
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(lambda: list(stream))
+        entered.wait()
+        stream.close()
+        assert read.result(timeout=60) == []
+        leave.set()

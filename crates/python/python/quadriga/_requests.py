@@ -105,7 +105,7 @@ def checked_tokens(tokens: Sequence[int]) -> list[int]:
 
 def request_json(body: dict[str, Any]) -> str:
     try:
-        return json.dumps(body, allow_nan=False, ensure_ascii=False, default=_plain)
+        return _ENCODER.encode(body)
     except ValueError as error:
         raise InvalidRequest(f"an option is not a finite number: {error}") from error
 
@@ -116,6 +116,9 @@ def _plain(value: Any) -> Any:
     if plain is None:
         raise TypeError(f"{type(value).__name__} {value!r} cannot be an option of a request")
     return plain()
+
+
+_ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=_plain)
 
 
 def message_list(messages: Messages) -> list[dict[str, Any]]:

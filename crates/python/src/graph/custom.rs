@@ -1,6 +1,7 @@
 //! Operations in Python, for prototypes.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
@@ -48,6 +49,14 @@ fn kept(name: &str) -> &'static str {
 /// An exception as the error of a node: its class and message.
 fn described(py: Python<'_>, raised: &PyErr) -> String {
     raised.value(py).repr().map_or_else(|_| "an exception".to_owned(), |text| text.to_string())
+}
+
+/// Counts calls of operations in Python.
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+/// How many operations in Python were called so far, by any thread.
+pub(crate) fn calls() -> u64 {
+    CALLS.load(Ordering::SeqCst)
 }
 
 fn call_python<T>(work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, (String, Option<PyErr>)> {
@@ -119,6 +128,7 @@ impl CustomKernel for PythonKernel {
         }
         let (of, dims) = (numpy_name(call.output.dtype()), call.output.shape().dims().to_vec());
         let output = call.output.bytes();
+        CALLS.fetch_add(1, Ordering::SeqCst);
         let computed = call_python(|py| {
             let inputs = inputs.into_iter().map(|(bytes, of, dims)| (PyBytes::new(py, bytes), of, dims));
             let inputs = PyList::new(py, inputs.collect::<Vec<_>>())?;

@@ -1,14 +1,15 @@
 //! A session: memory, weights and compiled code of a plan.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use quadriga_runtime::{ObservedRun, Session, TensorInfo};
 
 use super::array::{ArrayView, numpy_name};
-use super::custom::original;
+use super::custom::{calls, original};
 use super::observer::PythonObserver;
 use crate::callback::{Caller, busy, is_called_by};
 use crate::detached::{detached, interruptible};
@@ -21,13 +22,22 @@ type TensorFacts = (String, &'static str, &'static str, Vec<usize>, usize);
 /// Names of inputs or outputs, with arrays.
 type NamedArrays<'py> = Vec<(String, Bound<'py, PyAny>)>;
 
+/// Names of inputs or outputs, with memory.
+type NamedViews = Vec<(String, ArrayView)>;
+
 /// A session of a plan. Calls of several threads wait for each other.
 #[pyclass(frozen, module = "quadriga._quadriga")]
 pub(crate) struct SessionCore {
     process: ProcessMark,
     /// A run that was interrupted has it until its end.
     session: Arc<Mutex<Option<Session>>>,
+    /// Whether the latest run was over before anybody could miss Ctrl-C.
+    quick: Arc<AtomicBool>,
 }
+
+/// A run that takes no longer than this is computed by the main thread itself, which looks at signals afterwards. It is the same
+/// graph each time, so the latest run tells.
+const QUICK: Duration = Duration::from_millis(10);
 
 /// The session for this call alone; waits for calls of other threads.
 fn lock(session: &Mutex<Option<Session>>) -> Outcome<MutexGuard<'_, Option<Session>>> {
@@ -44,15 +54,38 @@ fn with<T>(session: &Mutex<Option<Session>>, work: impl FnOnce(&mut Session) -> 
     lock(session)?.as_mut().ok_or_else(|| Failure::closed("session")).and_then(work)
 }
 
+/// Sets inputs, runs and reads outputs. Notes whether that was quick; operations in Python can take any time.
+fn run_now(
+    session: &mut Option<Session>,
+    inputs: &mut NamedViews,
+    outputs: &mut NamedViews,
+    quick: &AtomicBool,
+) -> Outcome {
+    let session = session.as_mut().ok_or_else(|| Failure::closed("session"))?;
+    let (started, before) = (Instant::now(), calls());
+    quick.store(false, Ordering::SeqCst);
+    for (name, view) in inputs {
+        session.set(name.as_str(), &*view)?;
+    }
+    session.start()?;
+    session.wait()?;
+    for (name, view) in outputs {
+        session.read_into(name.as_str(), view.as_bytes_mut()?)?;
+    }
+    quick.store(started.elapsed() < QUICK && calls() == before, Ordering::SeqCst);
+    Ok(())
+}
+
 /// The memory of arrays.
-fn views(arrays: &NamedArrays<'_>) -> Outcome<Vec<(String, ArrayView)>> {
+fn views(arrays: &NamedArrays<'_>) -> Outcome<NamedViews> {
     arrays.iter().map(|(name, array)| Ok((name.clone(), ArrayView::new(array)?))).collect()
 }
 
 impl SessionCore {
     /// A session for Python.
     pub(crate) fn new(session: Session) -> SessionCore {
-        SessionCore { process: ProcessMark::new(), session: Arc::new(Mutex::new(Some(session))) }
+        let session = Arc::new(Mutex::new(Some(session)));
+        SessionCore { process: ProcessMark::new(), session, quick: Arc::default() }
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Session) -> Outcome<T>) -> Outcome<T> {
@@ -120,20 +153,21 @@ impl SessionCore {
     /// A run that is interrupted goes on to its end, on its own thread and with the session for itself.
     fn run(&self, py: Python<'_>, inputs: NamedArrays<'_>, outputs: NamedArrays<'_>) -> PyResult<()> {
         self.process.check("session")?;
-        let (inputs, outputs) = (views(&inputs)?, views(&outputs)?);
-        let session = Arc::clone(&self.session);
+        let (mut inputs, mut outputs) = (views(&inputs)?, views(&outputs)?);
+        if self.quick.load(Ordering::SeqCst) {
+            let run = || match self.session.try_lock() {
+                Ok(mut session) => run_now(&mut session, &mut inputs, &mut outputs, &self.quick).map(Some),
+                // Another thread has it, who knows how long.
+                Err(_) => Ok(None),
+            };
+            if let Some(()) = detached(py, run).map_err(original)? {
+                return Ok(());
+            }
+        }
+        let (session, quick) = (Arc::clone(&self.session), Arc::clone(&self.quick));
         let run = move |_: &AtomicBool| {
-            with(&session, |session| {
-                for (name, view) in &inputs {
-                    session.set(name, view)?;
-                }
-                session.start()?;
-                session.wait()?;
-                for (name, mut view) in outputs {
-                    session.read_into(&name, view.as_bytes_mut()?)?;
-                }
-                Ok(())
-            })
+            let mut session = lock(&session)?;
+            run_now(&mut session, &mut inputs, &mut outputs, &quick)
         };
         Ok(interruptible(py, run).map_err(original)?)
     }
