@@ -64,6 +64,34 @@ fn every_exported_function_is_in_the_header() {
     assert_eq!(exported, declared);
 }
 
+/// Whether a program calls a function with something else than NULL as its first argument.
+fn calls(program: &str, name: &str) -> bool {
+    program.match_indices(name).any(|(at, _)| {
+        let begins = !program[..at].ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
+        let after = &program[at + name.len()..];
+        begins && after.starts_with('(') && !after.starts_with("(NULL")
+    })
+}
+
+#[test]
+fn programs_in_c_call_every_function() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut programs = String::new();
+    for folder in [folder.join("examples"), folder.join("tests/c")] {
+        for entry in std::fs::read_dir(folder).expect("the programs") {
+            let path = entry.expect("an entry").path();
+            if path.extension().is_some_and(|extension| extension == "c" || extension == "cpp") {
+                programs += &std::fs::read_to_string(&path).expect("a program");
+            }
+        }
+    }
+    let header = header();
+    let functions = functions(&header);
+    let idle: Vec<&str> =
+        functions.iter().map(|(name, _)| *name).filter(|name| !calls(&programs, name)).collect();
+    assert!(idle.is_empty(), "no C program of examples/ and tests/c calls {idle:?} with a handle");
+}
+
 #[test]
 fn every_name_that_the_guide_for_ggml_has_is_in_the_header() {
     let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/from-ggml.md");

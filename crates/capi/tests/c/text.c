@@ -1,4 +1,4 @@
-/* Models from a hub and with adapters, embeddings, ranks, conversations in JSON, tensors of GGUF files.
+/* Models from a hub and with adapters, embeddings, ranks, conversations in JSON, tokens, KV caches in files, tensors of GGUF files.
  *
  *   text FOLDER     with model.gguf, encoder.gguf, and what models.py makes; HF_ENDPOINT is a hub with tests/tiny
  */
@@ -157,8 +157,83 @@ static void conversations(void) {
   while ((status = qd_request_next(request, NULL, NULL, &error)) == QD_STATUS_OK) pieces++;
   CHECK(status == QD_STATUS_END && pieces == 4);
   CHECK(qd_request_next(request, NULL, NULL, &error) == QD_STATUS_END);
+  qd_service_state state;
+  CHECK(qd_service_describe(service, &state, &error) == QD_STATUS_OK);
+  CHECK(state.waiting == 0 && state.pages > 0 && state.computed > 4);
   qd_request_free(request);
   qd_service_free(service);
+  qd_model_free(model);
+}
+
+static int32_t count_pieces(void *user_data, const qd_piece *piece) {
+  (void)piece;
+  ++*(int *)user_data;
+  return 0;
+}
+
+/* Cancels the answer that it is given. */
+static int32_t cancel(void *user_data, const qd_piece *piece) {
+  qd_generator *generator = user_data;
+  (void)piece;
+  CHECK(qd_generator_cancel(generator, &error) == QD_STATUS_OK);
+  return 0;
+}
+
+/* Prompts, tokens, answers and KV caches of a generator. */
+static void generators(const char *folder) {
+  char path[1024], text[1024];
+  snprintf(path, sizeof path, "%s/kv", folder);
+  size_t needed;
+  uint8_t bytes[64];
+  qd_model_params own = qd_model_default_params();
+  own.chat_template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}";
+  qd_model *model = qd_model_open(paths[0], &own, &error);
+  CHECK(model != NULL);
+  const qd_message messages[] = {{"user", "Hi"}};
+  CHECK(qd_chat_prompt(model, messages, 1, NULL, 0, &needed, &error) == QD_STATUS_BUFFER_TOO_SMALL && needed == 9);
+  CHECK(qd_chat_prompt(model, messages, 1, text, sizeof text, NULL, &error) == QD_STATUS_OK && strcmp(text, "<user>Hi") == 0);
+  int ends = 0;
+  for (uint32_t token = 0; token < VOCABULARY; token++) {
+    ends += qd_token_is_end(model, token);
+    CHECK(qd_token_piece(model, token, bytes, sizeof bytes, &needed, &error) == QD_STATUS_OK && needed <= sizeof bytes);
+  }
+  CHECK(ends >= 1 && ends < 16 && qd_token_is_end(model, VOCABULARY) == 0);
+  CHECK(qd_token_piece(model, VOCABULARY, bytes, sizeof bytes, &needed, &error) != QD_STATUS_OK);
+
+  qd_engine_params engine = qd_engine_default_params();
+  engine.context = 128;
+  qd_generator *generator = qd_generator_new(model, &engine, &error);
+  CHECK(generator != NULL);
+  qd_request_params params = qd_request_default_params();
+  params.max_tokens = 6;
+  params.ignore_eos = 1;
+  params.temperature = 0;
+  qd_completion completion;
+  int pieces = 0;
+  const char *conversation = "[{\"role\": \"user\", \"content\": \"Hi\"}]";
+  CHECK(qd_generator_chat_json(generator, conversation, &params, count_pieces, &pieces, &completion, &error) == QD_STATUS_OK);
+  CHECK(pieces == 6 && completion.finish == QD_FINISH_LENGTH);
+  CHECK(qd_generator_chat_json(generator, "{", &params, NULL, NULL, NULL, &error) == QD_STATUS_INVALID_ARGUMENT);
+
+  /* The KV cache of tokens, from a file, in another generator: all but the last token of the prompt are found. */
+  const uint32_t tokens[] = {5, 6, 7, 8, 9, 10, 11, 12};
+  CHECK(qd_generator_continue(generator, tokens, 8, &params, NULL, NULL, &completion, &error) == QD_STATUS_OK);
+  CHECK(completion.prompt_tokens == 8 && completion.answer_tokens == 6);
+  CHECK(qd_generator_save_file(generator, path, &error) == QD_STATUS_OK);
+  CHECK(qd_generator_save_file(generator, "/no/such/folder/kv", &error) != QD_STATUS_OK);
+  qd_generator *second = qd_generator_new(model, &engine, &error);
+  CHECK(second != NULL && qd_generator_load_file(second, "/no/such/kv", &error) != QD_STATUS_OK);
+  CHECK(qd_generator_load_file(second, path, &error) == QD_STATUS_OK);
+  CHECK(qd_generator_continue(second, tokens, 8, &params, NULL, NULL, &completion, &error) == QD_STATUS_OK);
+  CHECK(completion.cached_tokens == 7);
+  qd_generator_free(second);
+
+  CHECK(qd_generator_continue(generator, tokens, 8, &params, cancel, generator, &completion, &error) == QD_STATUS_OK);
+  CHECK(completion.finish == QD_FINISH_CANCELLED && completion.answer_tokens < 6);
+  /* The next answer is whole. */
+  CHECK(qd_generator_continue(generator, tokens, 8, &params, NULL, NULL, &completion, &error) == QD_STATUS_OK);
+  CHECK(completion.finish == QD_FINISH_LENGTH && completion.answer_tokens == 6);
+  qd_generator_free(generator);
   qd_model_free(model);
 }
 
@@ -215,6 +290,7 @@ int main(int argc, char **argv) {
   hub(argv[1]);
   embeddings();
   conversations();
+  generators(argv[1]);
   tensors();
   CHECK(qd_live_handles() == 0);
   printf("%s: text is as it should be\n", qd_version());
