@@ -9,7 +9,7 @@ use crate::failure::{Failure, Outcome};
 use crate::model_options::Prepared;
 
 impl AnswerOptions {
-    /// Replaces the model's chat template where the options say so.
+    /// Replaces the model's chat template where the options say so. One that cannot be parsed is an error, unless it is not used.
     pub(crate) fn set_template(&self, prepared: &mut Prepared) -> Outcome {
         let source = match (&self.chat_template, &self.chat_template_file) {
             (Some(name), _) if !name.contains('{') => {
@@ -24,7 +24,10 @@ impl AnswerOptions {
         if let Some(source) = source {
             prepared.model = prepared.model.clone().with_template(&source)?;
         }
-        Ok(())
+        match prepared.model.template().filter(|_| !self.raw) {
+            Some(template) => Ok(template.check()?),
+            None => Ok(()),
+        }
     }
 
     /// Says so if the model has no chat template that could be used.

@@ -70,6 +70,8 @@ pub struct ChatTemplate {
     reasoning: Option<ReasoningFormat>,
     /// The time that a rendering may take.
     time_limit: Duration,
+    /// Why the template of a model file cannot be parsed.
+    defect: Option<String>,
 }
 
 /// A letter that is not part of a control token.
@@ -139,13 +141,35 @@ impl ChatTemplate {
             marked,
             reasoning: ReasoningFormat::of_template(&source),
             time_limit: TIME_LIMIT,
+            defect: None,
         })
     }
 
-    /// The template of a model file, if it has one.
+    /// The template of a model file, if it has one. One that cannot be parsed is an error of each rendering
+    /// ([`check`](Self::check)) and not of the file: most uses of a model render nothing.
     pub fn from_file(file: &quadriga_gguf::File, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
         let Some(source) = file.find::<&str>("tokenizer.chat_template")? else { return Ok(None) };
-        ChatTemplate::for_tokenizer(source, tokenizer).map(Some)
+        match ChatTemplate::for_tokenizer(source, tokenizer) {
+            Err(Error::Template { reason }) => Ok(Some(ChatTemplate {
+                source: source.to_owned(),
+                environment: Environment::new(),
+                bos: String::new(),
+                eos: String::new(),
+                marked: None,
+                reasoning: None,
+                time_limit: TIME_LIMIT,
+                defect: Some(reason),
+            })),
+            parsed => parsed.map(Some),
+        }
+    }
+
+    /// An error if the template cannot be parsed, which every rendering would return.
+    pub fn check(&self) -> Result<()> {
+        match &self.defect {
+            Some(reason) => Err(Error::Template { reason: reason.clone() }),
+            None => Ok(()),
+        }
     }
 
     /// The template as it was given, in Jinja.
@@ -317,6 +341,7 @@ impl ChatTemplate {
         arguments: &TemplateArguments,
     ) -> Result<String> {
         let failed = |error: minijinja::Error| Error::Template { reason: describe(&error) };
+        self.check()?;
         let template = self.environment.get_template(name).map_err(failed)?;
         let message_bytes = messages.iter().map(Message::size).sum::<usize>() + arguments.size();
         let milliseconds = usize::try_from(self.time_limit.as_millis()).unwrap_or(usize::MAX);
