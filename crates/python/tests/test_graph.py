@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -249,3 +251,38 @@ def test_threads_wait_for_each_other_in_a_session() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_large_arrays_are_copied_once() -> None:
+    # Another copy on the way would be another 100 MB at the peak.
+    script = """
+import numpy as np
+from quadriga import graph
+
+def kib(name):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(name))
+
+def growth(work):
+    with open("/proc/self/clear_refs", "w") as refs:
+        refs.write("5")  # the peak is what is used now
+    before = kib("VmRSS")
+    work()
+    return (kib("VmHWM") - before) // 1024
+
+count = 25_000_000
+values = np.ones(count, dtype=np.float32)
+out = np.ones(count, dtype=np.float32)
+g = graph.Graph()
+g.output("y", g.input("x", (count,)) * 2)
+session = g.plan(["cpu"]).session()
+session.run(x=values)
+print(growth(lambda: session.set("x", values)) < 20)
+session.start()
+print(growth(lambda: session.read("y", out)) < 20)
+# The new array, and nothing else.
+print(growth(lambda: session.run(x=values)) < 120)
+assert out[0] == out[-1] == 2
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.stdout == "True\nTrue\nTrue\n", ended.stderr
