@@ -29,6 +29,9 @@ pub(crate) const SPELLINGS: &[(&str, &str)] = &[
     ("-ot", "--override-tensor"),
     ("-cmoe", "--cpu-moe"),
     ("-ncmoe", "--n-cpu-moe"),
+    ("-sm", "--split-mode"),
+    ("-ts", "--tensor-split"),
+    ("-mg", "--main-gpu"),
     ("-ub", "--ubatch-size"),
     ("-tb", "--threads-batch"),
     ("-rea", "--reasoning"),
@@ -77,7 +80,6 @@ const ORDER: &str = "the order of samplers is fixed; each has an option that tur
 const ROPE: &str = "RoPE is as the model file says";
 const TWO_MODELS: &str = "`quadriga compare A B -f TEXT` runs both models and prints their KL divergence";
 const VISION: &str = "vision and audio are not supported, only text";
-const DEVICES: &str = "--device LIST names the devices, -ngl the number of layers on them";
 
 /// Options of llama.cpp that would change the answer and are not supported, each with what there is instead.
 pub(crate) const UNSUPPORTED: &[(&str, &str)] = &[
@@ -94,12 +96,6 @@ pub(crate) const UNSUPPORTED: &[(&str, &str)] = &[
     ),
     ("--no-jinja", "chat templates are always Jinja; --raw sends the prompt without one"),
     ("--list-devices", "`quadriga devices` lists them"),
-    ("-mg", DEVICES),
-    ("--main-gpu", DEVICES),
-    ("-sm", DEVICES),
-    ("--split-mode", DEVICES),
-    ("-ts", DEVICES),
-    ("--tensor-split", DEVICES),
     ("-nkvo", "the KV cache of a layer is where the layer runs; -ngl N sets how many run on the GPU"),
     (
         "--no-kv-offload",

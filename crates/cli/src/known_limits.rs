@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use quadriga_llm::default_model::cache_folder;
-use quadriga_llm::placement::Devices;
+use quadriga_llm::placement::{CpuOptions, Devices};
 use quadriga_runtime::{DeviceKind, Rates, WeightStreaming};
 use quadriga_view::Limits;
 
@@ -27,6 +27,13 @@ pub(crate) fn rates(folder: Option<&Path>, devices: &Devices) -> Vec<(String, Ra
     let real = devices.backends().iter().filter(|backend| backend.device().kind != DeviceKind::Simulated);
     let measured = real.map(|backend| Limits::of(&**backend, &known)).filter(|limits| limits.measured);
     measured.map(|limits| (limits.backend.clone(), limits.to_rates())).collect()
+}
+
+/// The bytes per second that were measured on the CPU with so many threads.
+pub(crate) fn cpu_read_rate(folder: Option<&Path>, cpu: CpuOptions) -> Option<f64> {
+    let backend = cpu.open(false).ok()?;
+    let limits = Limits::of(&*backend, &load(folder));
+    limits.measured.then_some(limits.read)
 }
 
 /// When weights are streamed to an accelerator, by the rates that were measured on this machine; `None` without them.

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_gguf::File;
 use quadriga_graph::DType;
 use quadriga_llm::models::{NeuronMode, Neurons};
-use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, NumaMode, PlacedModel, Placement};
+use quadriga_llm::placement::{CpuOptions, DeviceRank, Devices, GpuLayers, NumaMode, PlacedModel, Placement};
 use quadriga_llm::serving::{Batcher, BatcherOptions};
 use quadriga_llm::{
     Embedder, EmbedderOptions, Engine, EngineOptions, Generator, GeneratorOptions, Model, NeuronCounts,
@@ -185,6 +185,8 @@ pub(crate) struct Prepared {
     pub(crate) placed: PlacedModel,
     /// The engine's options, with the context that was chosen.
     pub(crate) options: EngineOptions,
+    /// Further GPUs that have a part of every layer, until they follow.
+    others: Mutex<Vec<DeviceRank>>,
     quiet: bool,
     /// The progress bar of the current prefill.
     prefill_bar: Arc<Mutex<Option<ProgressBar>>>,
@@ -303,6 +305,15 @@ impl ModelOptions {
         self.model.is_some() || self.hf_repo.is_some()
     }
 
+    /// The option that names the model, as it is given.
+    pub(crate) fn model_option(&self) -> String {
+        match (&self.hf_repo, &self.model) {
+            (Some(name), _) => format!("-hf {name}"),
+            (None, Some(path)) => format!("-m {}", path.display()),
+            (None, None) => "-m".to_owned(),
+        }
+    }
+
     /// The path of a model of the hub, which is downloaded if it is not cached.
     pub(crate) fn hub_path(&self, name: &str) -> Outcome<PathBuf> {
         let access = HubAccess { cache: self.cache_dir.as_deref(), offline: self.offline, quiet: self.quiet };
@@ -390,14 +401,18 @@ impl ModelOptions {
                 .with_adapters(&adapters)
                 .map_err(|error| Failure::Message(format!("--lora: {error}")))?;
         }
-        let model = ranks::divide(model, self.parallelism, self.quiet)?;
+        let read = || known_limits::cpu_read_rate(self.cache_dir(), self.cpu());
+        let model = ranks::divide(model, self.parallelism, (self.threads, &read), self.quiet)?;
         Ok((model, started.elapsed()))
     }
 
     /// Opens the devices that the options name.
     pub(crate) fn open_devices(&self) -> Outcome<Devices> {
-        let cpu = CpuOptions { threads: self.threads.or_else(ranks::default_threads), numa: self.numa };
-        backends::open(&self.device, cpu, self.quiet)
+        self.placement.select(backends::open(&self.device, self.cpu(), self.quiet)?, self.quiet)
+    }
+
+    fn cpu(&self) -> CpuOptions {
+        CpuOptions { threads: self.threads.or_else(ranks::default_threads), numa: self.numa }
     }
 
     /// Places the layers of an opened model and plans the largest batch.
@@ -461,7 +476,21 @@ impl ModelOptions {
             let counts = NeuronCounts::open(path, &model).map_err(|error| name_file(error, path))?;
             options.neuron_counts = Some(Arc::new(counts));
         }
-        let (placed, options) = placement.plan_with_context(&model, &devices, &options)?;
+        let (mut model, mut devices, mut others) = (model, devices, Vec::new());
+        let (placed, options) = if self.placement.splits_rows() && devices.accelerators().len() > 1 {
+            let mut ranks = placement.plan_device_ranks(&model, &devices, self.cpu(), &options)?.into_iter();
+            let Some(first) = ranks.next() else {
+                return Err(Failure::Message("no GPU has a part of the model".into()));
+            };
+            others.extend(ranks);
+            for rank in std::iter::once(&first).chain(&others).filter(|_| !self.quiet) {
+                note!("quadriga: {}", rank.describe());
+            }
+            (model, devices) = (first.model, first.devices);
+            (first.placed, first.options)
+        } else {
+            placement.plan_with_context(&model, &devices, &options)?
+        };
         if !self.quiet {
             let trained = model.hyperparameters().context;
             if options.context > trained && !model.hyperparameters().encoder {
@@ -482,8 +511,8 @@ impl ModelOptions {
             backends::warn_if_short(&placed.forecast, devices.backends());
         }
         let opening = opening + started.elapsed();
-        let (quiet, prefill_bar) = (self.quiet, Arc::default());
-        Ok(Prepared { model, devices, placement, placed, options, quiet, prefill_bar, opening })
+        let (quiet, prefill_bar, others) = (self.quiet, Arc::default(), Mutex::new(others));
+        Ok(Prepared { model, devices, placement, placed, options, others, quiet, prefill_bar, opening })
     }
 }
 
@@ -520,7 +549,17 @@ impl Prepared {
 
     fn load_engine(&self) -> Outcome<(Engine, f64)> {
         let options = self.options.clone();
+        self.lead(None)?;
         self.load(|progress| Engine::new(self.model.clone(), &self.placed.scheduler, options, progress))
+    }
+
+    /// Lets further GPUs compute what the first one does, on threads of their own: an engine, or a batcher with these options.
+    fn lead(&self, batcher: Option<&BatcherOptions>) -> Outcome {
+        let others = std::mem::take(&mut *self.others.lock().unwrap_or_else(PoisonError::into_inner));
+        for other in others {
+            other.follow(batcher.cloned())?;
+        }
+        Ok(())
     }
 
     /// Prints the KL divergence that a gate threshold costs on these tokens, if there is one.
@@ -555,6 +594,7 @@ impl Prepared {
             return Err(ranks::follow(|| Ok(self.load_engine()?.0.follow()?)));
         }
         let options = GeneratorOptions { engine: self.options.clone(), ..options };
+        self.lead(None)?;
         let (mut generator, seconds) = self
             .load(|progress| Generator::on(self.model.clone(), &self.placed.scheduler, options, progress))?;
         if !self.quiet {
@@ -579,6 +619,7 @@ impl Prepared {
     /// Loads the weights into a batcher. Returns it with the seconds since the start of [`ModelOptions::prepare`].
     pub(crate) fn batcher(&self, options: BatcherOptions) -> Outcome<(Batcher, f64)> {
         let options = BatcherOptions { engine: self.options.clone(), ..options };
+        self.lead(Some(&options))?;
         let load = || {
             self.load(|progress| Batcher::new(self.model.clone(), &self.placed.scheduler, options, progress))
         };
@@ -614,6 +655,10 @@ impl Prepared {
             bar.set_position(progress.done);
         });
         bar.finish_and_clear();
+        if let (Err(error), Some(ranks)) = (&loaded, self.model.ranks()) {
+            // Others wait for this one.
+            ranks.communicator().fail(&error.to_string());
+        }
         Ok((loaded?, (self.opening + started.elapsed()).as_secs_f64()))
     }
 

@@ -1,10 +1,14 @@
 //! The options that place a model's layers and tensors on devices.
 
+use std::str::FromStr;
+use std::sync::Arc;
+
 use quadriga_llm::Model;
 use quadriga_llm::placement::{Devices, ExpertCache, GpuLayers, Placement, TensorOverride};
 use quadriga_runtime::{BackendBytes, Plan};
+use quadriga_view::format::plural;
 
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::{size, values};
 
 /// Heading of the help text.
@@ -24,6 +28,15 @@ pub(crate) struct PlacementOptions {
         help_heading = DEVICE
     )]
     gpu_layers: GpuLayers,
+    /// How several GPUs divide the model, also -sm: layer (each has layers), row (each has a part of every layer) or none (one has all)
+    #[arg(long, value_name = "MODE", default_value = "layer", value_parser = SplitMode::from_str, help_heading = DEVICE)]
+    split_mode: SplitMode,
+    /// Proportions of the GPUs, in the order of --device, also -ts: such as 3,1 [default: by their rates, as far as it fits]
+    #[arg(long, value_name = "LIST", value_parser = tensor_split, allow_negative_numbers = true, help_heading = DEVICE)]
+    tensor_split: Option<TensorSplit>,
+    /// The GPU that has all with --split-mode none, by its place in --device, also -mg [default: 0]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::whole, help_heading = DEVICE)]
+    main_gpu: Option<usize>,
     /// Memory budget per GPU, such as 6G [default: free memory]
     #[arg(
         long,
@@ -61,6 +74,43 @@ pub(crate) struct PlacementOptions {
     override_tensor: Vec<String>,
 }
 
+/// How several GPUs divide a model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SplitMode {
+    /// One of them has all of it.
+    None,
+    /// Each has layers.
+    Layer,
+    /// Each has a part of every layer.
+    Row,
+}
+
+impl FromStr for SplitMode {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<SplitMode, &'static str> {
+        match text {
+            "none" => Ok(SplitMode::None),
+            "layer" => Ok(SplitMode::Layer),
+            "row" | "tensor" => Ok(SplitMode::Row),
+            _ => Err("must be none, layer or row"),
+        }
+    }
+}
+
+/// Proportions of GPUs.
+#[derive(Clone, Debug)]
+pub(crate) struct TensorSplit(Vec<f32>);
+
+/// Parses proportions, with commas or slashes between them as in llama.cpp.
+fn tensor_split(text: &str) -> Result<TensorSplit, &'static str> {
+    let share =
+        |text: &str| text.trim().parse().ok().filter(|share: &f32| share.is_finite() && *share >= 0.0);
+    let shares: Option<Vec<f32>> = text.split([',', '/']).map(share).collect();
+    let shares = shares.filter(|shares| shares.iter().any(|share| *share > 0.0));
+    shares.map(TensorSplit).ok_or("must be numbers from 0, such as 3,1, of which one is more")
+}
+
 /// Parses a size, or auto.
 fn expert_cache(text: &str) -> Result<ExpertCache, String> {
     match text {
@@ -83,6 +133,9 @@ impl PlacementOptions {
     pub(crate) fn new(gpu_layers: GpuLayers) -> PlacementOptions {
         PlacementOptions {
             gpu_layers,
+            split_mode: SplitMode::Layer,
+            tensor_split: None,
+            main_gpu: None,
             vram_budget: None,
             cpu_moe: false,
             n_cpu_moe: None,
@@ -113,12 +166,56 @@ impl PlacementOptions {
         }
         Ok(Placement {
             gpu_layers: self.gpu_layers,
+            tensor_split: self.tensor_split.as_ref().map_or_else(Vec::new, |split| split.0.clone()),
             budget: self.vram_budget,
             overrides,
             expert_cache: self.expert_cache,
             cpu_expert_layers: if self.cpu_moe { usize::MAX } else { self.n_cpu_moe.unwrap_or(0) },
             ..Placement::default()
         })
+    }
+
+    /// Whether several GPUs divide every layer.
+    pub(crate) fn splits_rows(&self) -> bool {
+        self.split_mode == SplitMode::Row
+    }
+
+    /// Those of the opened devices that the model is for.
+    pub(crate) fn select(&self, devices: Devices, quiet: bool) -> Outcome<Devices> {
+        let gpus = devices.accelerators();
+        let named = self.tensor_split.as_ref().map_or(0, |split| split.0.len());
+        if named > gpus.len() && !gpus.is_empty() {
+            let gpus = plural(gpus.len(), "GPU", "GPUs");
+            return Err(Failure::Usage(format!(
+                "--tensor-split has {named} numbers for {gpus}; --device names the GPUs"
+            )));
+        }
+        let note = |option: &str, reason: &str| {
+            if !quiet {
+                note!("quadriga: {option} has no effect: {reason}");
+            }
+        };
+        if self.main_gpu.is_some() && self.split_mode != SplitMode::None {
+            note("--main-gpu", "all GPUs of --device are used (see --split-mode none)");
+        }
+        if gpus.len() < 2 {
+            let reason = "fewer than two GPUs are used (see --device)";
+            if self.splits_rows() {
+                note("--split-mode row", reason);
+            }
+            if self.tensor_split.is_some() {
+                note("--tensor-split", reason);
+            }
+        }
+        if self.split_mode != SplitMode::None || gpus.is_empty() {
+            return Ok(devices);
+        }
+        let main = self.main_gpu.unwrap_or(0);
+        let Some(gpu) = gpus.get(main) else {
+            let gpus = plural(gpus.len(), "GPU", "GPUs");
+            return Err(Failure::Usage(format!("--main-gpu {main}: --device has {gpus}, counted from 0")));
+        };
+        Ok(Devices::new([Arc::clone(gpu)], Arc::clone(devices.cpu()))?)
     }
 
     /// Prints which options have no effect, and why no layer is on a GPU if they ask for one. `named` are the devices as the

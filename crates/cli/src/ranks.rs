@@ -6,7 +6,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use quadriga_cluster::{Communicator, Limits, Mpi, MpiOptions, launched, silence};
+use quadriga_cluster::{Communicator, Limits, Mpi, MpiOptions, Operation, launched, silence};
 use quadriga_llm::{Model, Parallelism};
 
 use crate::failure::{Failure, Outcome};
@@ -17,6 +17,8 @@ static RANKS: OnceLock<Arc<Mpi>> = OnceLock::new();
 
 /// How long a rank that failed leaves the first one to print its error.
 const GRACE: Duration = Duration::from_secs(20);
+/// Ranks of which none is this much faster than another are alike.
+const SAME_SPEED: f64 = 1.25;
 /// How long the first rank leaves the launcher to pass on what it has printed, before it ends all of them.
 const DRAIN: Duration = Duration::from_secs(1);
 
@@ -56,16 +58,48 @@ pub(crate) fn default_threads() -> Option<usize> {
     (here > 1).then(|| (cores / here).max(1))
 }
 
-/// This rank's part of a model.
-pub(crate) fn divide(model: Model, parallelism: Parallelism, quiet: bool) -> Outcome<Model> {
+/// This rank's part of a model. `threads` are those that were asked for; `read` finds the bytes per second that they were measured to
+/// read, if they were.
+pub(crate) fn divide(
+    model: Model,
+    parallelism: Parallelism,
+    (threads, read): (Option<usize>, &dyn Fn() -> Option<f64>),
+    quiet: bool,
+) -> Outcome<Model> {
     let Some(mpi) = RANKS.get() else { return Ok(model) };
     let communicator: Arc<dyn Communicator> = Arc::<Mpi>::clone(mpi);
-    let model = model.with_ranks(communicator, parallelism)?;
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = threads.or_else(default_threads).unwrap_or_else(cores);
+    let own = [threads as f32, read().unwrap_or(0.0) as f32];
+    let speeds = even_out(&gather(&*communicator, own)?);
+    let model = model.with_uneven_ranks(communicator, parallelism, &speeds)?;
     if let Some(share) = model.ranks().filter(|_| !quiet) {
         let through = if mpi.uses_shared_memory() { "shared memory" } else { mpi.library() };
         note!("quadriga: {} ranks through {through}; rank 0 has {}", mpi.size(), share.describe());
     }
     Ok(model)
+}
+
+/// Two numbers of every rank.
+fn gather(ranks: &dyn Communicator, own: [f32; 2]) -> Outcome<Vec<[f32; 2]>> {
+    let part: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let (lengths, mut whole) = (vec![part.len(); ranks.size()], vec![0; part.len() * ranks.size()]);
+    let all = Operation::AllGather { part: &part, lengths: &lengths, whole: &mut whole };
+    ranks.run(all).map_err(|error| Failure::Message(error.to_string()))?;
+    let (numbers, _) = whole.as_chunks::<4>();
+    let (pairs, _) = numbers.as_chunks::<2>();
+    Ok(pairs.iter().map(|pair| pair.map(f32::from_le_bytes)).collect())
+}
+
+/// The speeds of ranks with these threads and bytes per second: what was measured, if it was on all of them, else the threads.
+/// Small differences are noise, and count as none.
+fn even_out(ranks: &[[f32; 2]]) -> Vec<f64> {
+    let measured = ranks.iter().all(|[_, read]| *read > 0.0);
+    let speed = |[threads, read]: &[f32; 2]| f64::from(if measured { *read } else { threads.max(1.0) });
+    let speeds: Vec<f64> = ranks.iter().map(speed).collect();
+    let (least, most) =
+        (speeds.iter().copied().fold(f64::MAX, f64::min), speeds.iter().copied().fold(0.0, f64::max));
+    if most < least * SAME_SPEED { vec![1.0; speeds.len()] } else { speeds }
 }
 
 /// Whether there are several ranks.
@@ -105,4 +139,18 @@ pub(crate) fn end(outcome: Outcome<u8>) -> u8 {
     std::thread::sleep(if mpi.rank() > 0 { GRACE } else { DRAIN });
     mpi.abort(i32::from(code));
     code
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speeds_are_measured_on_all_ranks_or_counted_in_threads() {
+        assert_eq!(even_out(&[[8.0, 20e9], [8.0, 22e9]]), [1.0, 1.0], "noise");
+        let uneven = even_out(&[[8.0, 40e9], [8.0, 10e9]]);
+        assert_eq!(uneven[0] / uneven[1], 4.0);
+        assert_eq!(even_out(&[[8.0, 40e9], [2.0, 0.0]]), [8.0, 2.0], "one was not measured");
+        assert_eq!(even_out(&[[2.0, 0.0], [2.0, 0.0], [2.0, 0.0]]), [1.0; 3]);
+    }
 }

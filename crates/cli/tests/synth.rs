@@ -132,6 +132,8 @@ fn presets_can_be_planned_without_a_file() {
     // Far more than this machine has.
     let (weights, _) = plan(&["--preset", "gpt-oss-120b", "-c", "1024", "-b", "16"]);
     assert!((55 << 30..65 << 30).contains(&weights), "{weights}");
+    let (weights, _) = plan(&["--preset", "671b", "--type", "q4_0", "-c", "1024", "-b", "16"]);
+    assert!((345 << 30..360 << 30).contains(&weights), "671 billion of 4.5 bits: {weights}");
     let text = output(&mut quadriga(["plan", "--preset", "7b", "-c", "512"])).success().out;
     assert!(text.contains("context 512"), "{text}");
     output(&mut quadriga(["plan", "--type", "q8_0"])).failed_usage();

@@ -221,10 +221,24 @@ impl Model {
     /// # Errors
     /// The model cannot be divided in this way, with the numbers.
     pub fn with_ranks(self, communicator: Arc<dyn Communicator>, parallelism: Parallelism) -> Result<Model> {
+        let speeds = vec![1.0; communicator.size()];
+        self.with_uneven_ranks(communicator, parallelism, &speeds)
+    }
+
+    /// As [`Model::with_ranks`], for ranks of different speeds: each gets a part in proportion to its own. All ranks give the same.
+    ///
+    /// # Errors
+    /// As [`Model::with_ranks`]; there are not as many speeds as ranks, or one is not positive.
+    pub fn with_uneven_ranks(
+        self,
+        communicator: Arc<dyn Communicator>,
+        parallelism: Parallelism,
+        speeds: &[f64],
+    ) -> Result<Model> {
         if !self.adapters.is_empty() {
             return Err(Error::Ranks { reason: "adapters cannot be divided yet".to_owned() });
         }
-        let share = RankShare::new(&self.inner.file, &self.inner.hyper, communicator, parallelism)?;
+        let share = RankShare::new(&self.inner.file, &self.inner.hyper, communicator, parallelism, speeds)?;
         let model = Model { ranks: Some(Arc::new(share)), ..self };
         model.graph(GraphShape::new(1, 1))?;
         Ok(model)

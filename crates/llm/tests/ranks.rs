@@ -11,8 +11,10 @@ use quadriga_cluster::{Communicator, InProcess, Limits, in_process};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::evaluate::evaluate;
+use quadriga_llm::placement::{CpuOptions, DeviceRank, Devices, GpuLayers, Placement};
 use quadriga_llm::serving::{Event, Request};
 use quadriga_llm::{Engine, EngineOptions, Error, Grid, Model, Parallelism};
+use quadriga_sim::Sim;
 
 /// The tolerance for sums in another order, in standard deviations of the logits.
 const SAME: f64 = 1e-4;
@@ -29,12 +31,19 @@ fn on_ranks<T: Send>(
     options: &EngineOptions,
     run: impl FnOnce(&mut Engine) -> T + Send,
 ) -> T {
+    let divide = |communicator| model.clone().with_ranks(communicator, parallelism).unwrap();
+    on_ranks_of(divide, size, options, run)
+}
+
+/// As [`on_ranks`], with a function that divides the model.
+fn on_ranks_of<T: Send>(
+    divide: impl Fn(Arc<dyn Communicator>) -> Model + Sync,
+    size: usize,
+    options: &EngineOptions,
+    run: impl FnOnce(&mut Engine) -> T + Send,
+) -> T {
     let mut ranks = in_process(size, Limits::default()).into_iter();
-    let engine_of = |communicator| {
-        let communicator: Arc<dyn Communicator> = Arc::new(communicator);
-        let model = model.clone().with_ranks(communicator, parallelism).unwrap();
-        engine_on(cpu(1), model, options.clone())
-    };
+    let engine_of = |rank: InProcess| engine_on(cpu(1), divide(Arc::new(rank)), options.clone());
     let first = ranks.next().unwrap();
     std::thread::scope(|scope| {
         let engine_of = &engine_of;
@@ -70,7 +79,8 @@ fn divisible() -> Vec<Recipe> {
     );
     let mixtures = Recipe::with_experts().into_iter().map(|(_, recipe)| recipe);
     recipes.extend(mixtures.filter(|recipe| {
-        let known = ["llama", "qwen2moe", "qwen3moe", "granitemoe"].contains(&recipe.architecture);
+        let known = ["llama", "qwen2moe", "qwen3moe", "granitemoe", "deepseek2"];
+        let known = known.contains(&recipe.architecture);
         known && recipe.experts.is_some_and(|experts| experts.count > 1)
     }));
     recipes.into_iter().map(more).collect()
@@ -167,6 +177,94 @@ fn requests_fail_with_the_name_of_a_rank_that_has_ended() {
         assert!(matches!(*failures[0], Error::Cluster(_)), "{}", failures[0]);
         assert!(failures[0].to_string().contains("rank 1"), "{}", failures[0]);
     });
+}
+
+#[test]
+fn ranks_of_different_speeds_compute_what_one_does() {
+    for recipe in divisible().into_iter().filter(|recipe| recipe.kv_heads > 2) {
+        let (model, tokens) = (recipe.model(), recipe.tokens(40));
+        let wanted = conversation(&mut engine(model.clone(), f32_options()), &tokens);
+        for (parallelism, speeds) in [
+            (Parallelism::TENSOR, vec![3.0, 1.0]),
+            (Parallelism::PIPELINE, vec![1.0, 2.0]),
+            ("tensor=2,pipeline=2".parse().unwrap(), vec![1.0, 2.0, 4.0, 1.0]),
+        ] {
+            let divide =
+                |communicator| model.clone().with_uneven_ranks(communicator, parallelism, &speeds).unwrap();
+            let found = on_ranks_of(divide, speeds.len(), &f32_options(), |engine: &mut Engine| {
+                conversation(engine, &tokens)
+            });
+            let off = distance(&found, &wanted);
+            assert!(off < SAME, "{} on {speeds:?}: off by {off:.2e}", recipe.architecture);
+        }
+    }
+    let model = Recipe { kv_heads: 4, heads: 4, ..Recipe::new("llama") }.model();
+    let rank = || Arc::new(in_process(2, Limits::default()).into_iter().next().unwrap());
+    let uneven = model.clone().with_uneven_ranks(rank(), Parallelism::TENSOR, &[3.0, 1.0]).unwrap();
+    let part = uneven.ranks().unwrap().describe();
+    assert!(part.contains("6 of 8 KV heads"), "three of four heads in each of two layers: {part}");
+    for wrong in [&[1.0][..], &[1.0, 0.0], &[1.0, f64::NAN]] {
+        assert!(model.clone().with_uneven_ranks(rank(), Parallelism::TENSOR, wrong).is_err(), "{wrong:?}");
+    }
+}
+
+/// Two simulated accelerators beside the CPU.
+fn two_accelerators() -> Devices {
+    let accelerators = ["sim:0", "sim:1"].map(|name| Sim::new(name).build());
+    let cpu = quadriga_cpu::Backend::builder().threads(2).build().unwrap();
+    Devices::new(accelerators, Arc::new(cpu)).unwrap()
+}
+
+#[test]
+fn accelerators_of_one_process_divide_every_layer() {
+    let recipe = Recipe { kv_heads: 4, heads: 4, layers: 3, ..Recipe::new("llama") };
+    let (model, tokens) = (recipe.model(), recipe.tokens(40));
+    let wanted = conversation(&mut engine(model.clone(), f32_options()), &tokens);
+    for (gpu_layers, tensor_split, heads) in [
+        (GpuLayers::All, vec![], "6 of 12 KV heads"),
+        (GpuLayers::All, vec![3.0, 1.0], "9 of 12 KV heads"),
+        (GpuLayers::Count(2), vec![1.0, 1.0], "6 of 12 KV heads"),
+    ] {
+        let placement = Placement { gpu_layers, tensor_split, ..Placement::default() };
+        let planned = placement.plan_device_ranks(
+            &model,
+            &two_accelerators(),
+            CpuOptions::default(),
+            &EngineOptions { context: 64, ..f32_options() },
+        );
+        let mut ranks = planned.unwrap().into_iter();
+        let first = ranks.next().unwrap();
+        assert!(first.describe().starts_with("sim:0 has "), "{}", first.describe());
+        assert!(first.describe().contains(heads), "{}", first.describe());
+        assert!(first.placed.forecast.bytes()[0].weights > 0);
+        ranks.for_each(|rank| rank.follow(None).unwrap());
+        let mut engine =
+            Engine::new(first.model, &first.placed.scheduler, first.options, &mut |_| {}).unwrap();
+        let found = conversation(&mut engine, &tokens);
+        let off = distance(&found, &wanted);
+        assert!(off < SAME, "{gpu_layers:?}: off by {off:.2e}");
+    }
+    let one = Placement { tensor_split: vec![1.0, 0.0], ..Placement::default() };
+    let refused =
+        one.plan_device_ranks(&model, &two_accelerators(), CpuOptions::default(), &EngineOptions::default());
+    assert!(matches!(refused, Err(Error::Ranks { .. })), "one accelerator divides nothing");
+}
+
+#[test]
+fn an_accelerator_that_fails_ends_the_first_with_its_reason() {
+    let recipe = Recipe { kv_heads: 4, heads: 4, ..Recipe::new("llama") };
+    let (model, devices) = (recipe.model(), two_accelerators());
+    let placement = Placement { gpu_layers: GpuLayers::All, ..Placement::default() };
+    let options = EngineOptions { context: 64, ..f32_options() };
+    let planned = placement.plan_device_ranks(&model, &devices, CpuOptions::default(), &options).unwrap();
+    let mut ranks = planned.into_iter();
+    let (first, second) = (ranks.next().unwrap(), ranks.next().unwrap());
+    // The second has other options, and so fails before it has loaded anything.
+    let options = EngineOptions { context: 32, ..second.options.clone() };
+    DeviceRank { options, ..second }.follow(None).unwrap();
+    let failed = Engine::new(first.model, &first.placed.scheduler, first.options, &mut |_| {});
+    let text = failed.err().unwrap().to_string();
+    assert!(text.contains("a context of 64"), "{text}");
 }
 
 #[test]

@@ -15,6 +15,7 @@
 
 mod batch;
 mod context;
+mod device_ranks;
 mod devices;
 mod estimate;
 mod expert_choice;
@@ -30,6 +31,7 @@ mod report;
 mod residence;
 mod rule;
 mod search;
+mod shares;
 mod tensor_class;
 
 use std::str::FromStr;
@@ -38,6 +40,7 @@ use std::sync::Arc;
 pub use quadriga_cpu::numa::NumaMode;
 use quadriga_runtime::{Backend, Plan, Rates, Scheduler, WeightStreaming};
 
+pub use self::device_ranks::DeviceRank;
 pub use self::devices::{CpuOptions, DeviceList, DeviceName, Devices};
 pub use self::estimate::{BatchEstimate, SlotHits, SpeedEstimate};
 pub use self::expert_choice::ExpertOption;
@@ -98,6 +101,9 @@ pub struct Placement {
     pub numa: Option<NumaMode>,
     /// Layers on accelerators.
     pub gpu_layers: GpuLayers,
+    /// The accelerators' shares of the layers, as proportions; those that are not named get none. Empty: by their rates, as far as it
+    /// fits.
+    pub tensor_split: Vec<f32>,
     /// Bytes that the model may use on each accelerator. Without a budget, [`GpuLayers::Auto`] uses 95 % of what is
     /// free.
     pub budget: Option<u64>,
@@ -193,6 +199,14 @@ impl Placement {
         devices: &'a Devices,
         options: &'a EngineOptions,
     ) -> Result<Search<'a>> {
+        let usable = |share: &f32| share.is_finite() && *share >= 0.0;
+        let used = self.tensor_split.iter().take(devices.accelerators().len()).any(|share| *share > 0.0);
+        let none = self.tensor_split.is_empty() || devices.accelerators().is_empty();
+        if !self.tensor_split.iter().all(usable) || !(none || used) {
+            let value = self.tensor_split.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+            let wanted = "numbers from 0, of which one is more for an accelerator that is used";
+            return Err(Error::Option { name: "the split of layers among accelerators", value, wanted });
+        }
         let overrides = Arc::new(Overrides::resolve(self, model, devices)?);
         Ok(Search { placement: self, model, devices, options, overrides })
     }

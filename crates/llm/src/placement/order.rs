@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::parts::{ModelPart, ModelParts};
 use super::rule::offloaded_index;
+use super::shares::{device_at, first_used, last_used};
 
 /// A part of a model, and what it gains on an accelerator.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
@@ -43,11 +44,12 @@ pub(super) struct Tier {
 /// The least gain per byte of a unit, as a share of the largest of its tier.
 const ALIKE: f64 = 0.9;
 
-/// The units of a model in order of their gain per byte, for each accelerator. `homes` are the layers' accelerators.
+/// The units of a model in order of their gain per byte, for each accelerator. `homes` are the layers' accelerators, by their
+/// `shares`.
 ///
 /// A layer's attention comes before its experts or feed-forward network; where it gains less per byte than these, both are one
 /// unit. A layer of which a part is on the CPU makes both sides wait for each other twice in each token.
-pub(super) fn tiers(parts: &ModelParts, homes: &[usize], rates: &[Rates]) -> Vec<Vec<Tier>> {
+pub(super) fn tiers(parts: &ModelParts, shares: &[f64], homes: &[usize], rates: &[Rates]) -> Vec<Vec<Tier>> {
     let accelerators = rates.len().saturating_sub(1);
     let mut units = Vec::new();
     let unit = |part: ModelPart, accelerator: usize| {
@@ -88,8 +90,8 @@ pub(super) fn tiers(parts: &ModelParts, homes: &[usize], rates: &[Rates]) -> Vec
             None => units.push(attention),
         }
     }
-    units.push(unit(ModelPart::Output, accelerators.saturating_sub(1)));
-    units.push(unit(ModelPart::Embeddings, 0));
+    units.push(unit(ModelPart::Output, last_used(shares)));
+    units.push(unit(ModelPart::Embeddings, first_used(shares)));
     units.retain(|unit| unit.bytes > 0);
     (0..accelerators)
         .map(|number| into_tiers(units.iter().filter(|unit| unit.accelerator == number).copied().collect()))
@@ -129,12 +131,8 @@ pub(super) fn chosen(tiers: &[Tier], counts: &[usize]) -> Vec<PlacementUnit> {
     all
 }
 
-/// The accelerator of each layer: ranges of the layers whose bytes are in proportion to the accelerators' `budgets`.
-pub(super) fn homes(parts: &ModelParts, budgets: &[Option<u64>]) -> Vec<usize> {
-    let known: Option<Vec<f64>> = budgets.iter().map(|budget| budget.map(|bytes| bytes as f64)).collect();
-    let shares =
-        known.filter(|all| all.iter().sum::<f64>() > 0.0).unwrap_or_else(|| vec![1.0; budgets.len()]);
-    let sum: f64 = shares.iter().sum();
+/// The accelerator of each layer: ranges of the layers whose bytes are in proportion to the accelerators' shares.
+pub(super) fn homes(parts: &ModelParts, shares: &[f64]) -> Vec<usize> {
     let bytes: Vec<f64> = (0..parts.layers)
         .map(|layer| {
             let attention = parts.cost(ModelPart::Attention { layer }).bytes;
@@ -147,12 +145,7 @@ pub(super) fn homes(parts: &ModelParts, budgets: &[Option<u64>]) -> Vec<usize> {
     let mut homes = Vec::new();
     for bytes in bytes {
         // The accelerator that the middle of the layer falls to.
-        let at = (before + bytes / 2.0) / all * sum;
-        let ends = shares.iter().scan(0.0, |end, share| {
-            *end += share;
-            Some(*end)
-        });
-        homes.push(ends.take_while(|end| *end <= at).count().min(budgets.len().saturating_sub(1)));
+        homes.push(device_at(shares, (before + bytes / 2.0) / all));
         before += bytes;
     }
     homes
@@ -187,7 +180,7 @@ mod tests {
     }
 
     fn order(parts: &ModelParts, rendezvous: f64) -> Vec<ModelPart> {
-        let tiers = tiers(parts, &vec![0; parts.layers], &[rates(rendezvous), rates(0.0)]);
+        let tiers = tiers(parts, &[1.0], &vec![0; parts.layers], &[rates(rendezvous), rates(0.0)]);
         tiers[0].iter().flat_map(|tier| tier.units.iter().map(|unit| unit.part)).collect()
     }
 
@@ -253,7 +246,7 @@ mod tests {
 
     #[test]
     fn units_of_a_tier_spread_over_the_layers() {
-        let tiers = tiers(&mixture(8), &[0; 8], &[rates(0.0), rates(0.0)]);
+        let tiers = tiers(&mixture(8), &[1.0], &[0; 8], &[rates(0.0), rates(0.0)]);
         let placed = |counts: &[usize]| -> Vec<ModelPart> {
             chosen(&tiers[0], counts).iter().filter(|unit| unit.placed).map(|unit| unit.part).collect()
         };
@@ -265,11 +258,11 @@ mod tests {
     }
 
     #[test]
-    fn accelerators_share_layers_in_proportion_to_their_budgets() {
+    fn accelerators_have_ranges_of_the_layers_in_proportion_to_their_shares() {
         let parts = mixture(8);
-        assert_eq!(homes(&parts, &[Some(300), Some(100)]), [0, 0, 0, 0, 0, 0, 1, 1]);
-        assert_eq!(homes(&parts, &[None, None]), [0, 0, 0, 0, 1, 1, 1, 1]);
-        assert_eq!(homes(&parts, &[Some(0), Some(100)]), [1; 8]);
-        assert_eq!(homes(&parts, &[Some(7)]), [0; 8]);
+        assert_eq!(homes(&parts, &[300.0, 100.0]), [0, 0, 0, 0, 0, 0, 1, 1]);
+        assert_eq!(homes(&parts, &[1.0, 1.0]), [0, 0, 0, 0, 1, 1, 1, 1]);
+        assert_eq!(homes(&parts, &[0.0, 100.0]), [1; 8]);
+        assert_eq!(homes(&parts, &[7.0]), [0; 8]);
     }
 }

@@ -2,6 +2,7 @@
 
 use quadriga_graph::layer_of;
 
+use super::shares::{device_at, first_used, last_used};
 use crate::hyperparameters::Hyperparameters;
 use crate::models::{ALL_NEURONS, EXPERT_NUMBERS, EXPERTS_ON_HOST, NEURONS_ON_HOST, SLOTS_SUFFIX};
 
@@ -31,25 +32,24 @@ pub fn offload(
     on_devices: usize,
     accelerators: usize,
 ) -> impl Fn(&str) -> Option<usize> + Send + Sync + 'static {
-    offload_layers(hyper.layers.len(), on_devices, accelerators)
+    offload_layers(hyper.layers.len(), on_devices, vec![1.0; accelerators])
 }
 
-/// [`offload`] for a model of this many layers.
-fn offload_layers(
+/// [`offload`] for a model of this many layers, of which accelerators have these shares.
+pub(super) fn offload_layers(
     layers: usize,
     on_devices: usize,
-    accelerators: usize,
+    shares: Vec<f64>,
 ) -> impl Fn(&str) -> Option<usize> + Send + Sync + 'static {
     let all = on_devices > layers;
-    let cpu = accelerators;
-    let last = accelerators.saturating_sub(1);
+    let cpu = shares.len();
     move |name: &str| {
         let device = match layer_of(name) {
             Some(layer) => offloaded_index(layers, on_devices, layer)
-                .map(|index| (index * accelerators / on_devices.max(1)).min(last)),
-            None if name.starts_with("output") => (on_devices > 0).then_some(last),
+                .map(|index| device_at(&shares, index as f64 / on_devices.max(1) as f64)),
+            None if name.starts_with("output") => (on_devices > 0).then(|| last_used(&shares)),
             // Models without an output matrix read the token embedding at both ends.
-            None if (all || on_devices == 0) && is_shared(name) => all.then_some(0),
+            None if (all || on_devices == 0) && is_shared(name) => all.then(|| first_used(&shares)),
             // Inputs and the like are placed where they are read.
             None => return None,
         };
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn the_rule_places_layers_output_and_embedding() {
-        let rule = offload_layers(4, 3, 1);
+        let rule = offload_layers(4, 3, vec![1.0]);
         assert_eq!(rule("blk.0.attn_q.weight"), Some(1));
         assert_eq!(rule("blk.1.attn_q.weight"), Some(0));
         assert_eq!(rule("blk.2.attn_q.weight"), Some(1));
@@ -117,17 +117,17 @@ mod tests {
         assert_eq!(rule("output.weight"), Some(0));
         assert_eq!(rule("token_embd.weight"), None);
         assert_eq!(rule("tokens"), None);
-        let none = offload_layers(4, 0, 1);
+        let none = offload_layers(4, 0, vec![1.0]);
         assert_eq!(none("token_embd.weight"), Some(1));
         assert_eq!(none("output_norm.weight"), Some(1));
-        let all = offload_layers(4, 5, 1);
+        let all = offload_layers(4, 5, vec![1.0]);
         assert_eq!(all("token_embd.weight"), Some(0));
         assert_eq!(all("blk.0.attn_q.weight"), Some(0));
     }
 
     #[test]
     fn slots_are_on_the_device_of_their_layer_and_what_the_host_looks_up_is_not() {
-        let rule = with_expert_slots(offload_layers(4, 3, 2), 2);
+        let rule = with_expert_slots(offload_layers(4, 3, vec![1.0; 2]), 2);
         assert_eq!(rule("blk.1.ffn_up_exps.weight.slots"), Some(0));
         assert_eq!(rule("blk.3.ffn_up_exps.bias.slots"), Some(0));
         assert_eq!(rule("blk.0.ffn_up_exps.weight.slots"), Some(0), "its layer is on the CPU");
@@ -138,10 +138,18 @@ mod tests {
 
     #[test]
     fn several_accelerators_share_the_layers() {
-        let rule = offload_layers(4, 5, 2);
+        let rule = offload_layers(4, 5, vec![1.0; 2]);
         let devices: Vec<_> = (0..4).map(|layer| rule(&format!("blk.{layer}.cache_v"))).collect();
         assert_eq!(devices, [Some(0), Some(0), Some(0), Some(1)]);
         assert_eq!(rule("output.weight"), Some(1));
         assert_eq!(rule("token_embd.weight"), Some(0));
+    }
+
+    #[test]
+    fn an_accelerator_without_a_share_has_nothing() {
+        let rule = offload_layers(4, 5, vec![0.0, 3.0, 2.0, 0.0]);
+        let devices: Vec<_> = (0..4).map(|layer| rule(&format!("blk.{layer}.cache_v"))).collect();
+        assert_eq!(devices, [Some(1), Some(1), Some(1), Some(2)]);
+        assert_eq!((rule("output.weight"), rule("token_embd.weight")), (Some(2), Some(1)));
     }
 }

@@ -3,14 +3,15 @@
 
 use std::sync::Arc;
 
-use quadriga_runtime::{BackendBytes, Plan, RuntimeError, Scheduler};
+use quadriga_runtime::{Backend, BackendBytes, Plan, RuntimeError, Scheduler};
 
 use super::order::{PlacementUnit, Tier, chosen, homes, tiers};
 use super::overrides::Overrides;
 use super::parts::{ModelPart, ModelParts};
 use super::residence::Residence;
-use super::rule::with_expert_slots;
-use super::{Devices, GpuLayers, PlacedModel, Placement, offload};
+use super::rule::{offload_layers, with_expert_slots};
+use super::shares::shares;
+use super::{Devices, GpuLayers, PlacedModel, Placement};
 use crate::engine::{Engine, EngineOptions};
 use crate::model::Model;
 use crate::models::LayerSet;
@@ -34,9 +35,18 @@ type Counts = Vec<usize>;
 impl Search<'_> {
     /// Plans the model with this many layers on accelerators.
     pub(super) fn layers(&self, count: usize, budgets: &[Option<u64>]) -> Result<PlacedModel> {
-        let accelerators = self.devices.accelerators().len();
-        let rule = offload(self.model.hyperparameters(), count, accelerators);
-        self.plan(rule, budgets, Vec::new())
+        let layers = self.model.hyperparameters().layers.len();
+        self.plan(offload_layers(layers, count, self.shares(budgets)), budgets, Vec::new())
+    }
+
+    /// The accelerators' shares of the model within budgets, or else within what is free.
+    fn shares(&self, budgets: &[Option<u64>]) -> Vec<f64> {
+        let free = |(backend, budget): (&Arc<dyn Backend>, &Option<u64>)| {
+            budget.or_else(|| backend.device().free_bytes)
+        };
+        let room: Vec<Option<u64>> = self.devices.accelerators().iter().zip(budgets).map(free).collect();
+        let bytes = self.model.file().tensors().map(|tensor| tensor.data().len() as u64).sum();
+        shares(&self.placement.tensor_split, &self.placement.rates_of(self.devices), &room, bytes)
     }
 
     /// Plans the model with as much of it on accelerators as saves the most time within the budgets.
@@ -49,7 +59,8 @@ impl Search<'_> {
         }
         let parts = self.parts()?;
         let rates = self.placement.rates_of(self.devices);
-        let mut tiers = tiers(&parts, &homes(&parts, budgets), &rates);
+        let shares = self.shares(budgets);
+        let mut tiers = tiers(&parts, &shares, &homes(&parts, &shares), &rates);
         if self.placement.neurons_on_cpu {
             // Beside gates, a layer's other rows are those of neurons.
             let is_rest = |part: ModelPart| matches!(part, ModelPart::FeedForward { .. });

@@ -12,8 +12,18 @@ use crate::hyperparameters::{Hyperparameters, LayerShape};
 use crate::{Error, Result};
 
 /// Architectures whose layers consist of the parts that [`TensorDivision::cut`] names.
-const DIVISIBLE: &[&str] =
-    &["llama", "qwen2", "qwen3", "gemma", "granite", "smollm3", "qwen2moe", "qwen3moe", "granitemoe"];
+const DIVISIBLE: &[&str] = &[
+    "llama",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "granite",
+    "smollm3",
+    "qwen2moe",
+    "qwen3moe",
+    "granitemoe",
+    "deepseek2",
+];
 
 /// Vocabulary rows that stay together: those that the CPU backend packs as a group.
 const ROW_GROUP: usize = 16;
@@ -25,7 +35,8 @@ pub(super) struct TensorDivision {
     layers: Vec<LayerDivision>,
     /// The vocabulary rows of each rank.
     vocabulary: Vec<Range<usize>>,
-    /// The bytes of the stage's layers that a token reads on the rank that reads most.
+    /// The bytes of the stage's layers that a token reads on the rank that takes longest, as many as a rank of mean speed reads in that
+    /// time.
     heaviest: f64,
 }
 
@@ -34,11 +45,57 @@ pub(super) struct TensorDivision {
 struct LayerDivision {
     /// The whole layer.
     shape: LayerShape,
-    kv_heads: Range<usize>,
+    /// What ranks divide of its attention.
+    attention: HeadGroups,
+    /// The groups of heads that the rank has.
+    groups: Range<usize>,
     /// Columns of the dense feed-forward network, or of the expert that all tokens use.
     feed_forward: Range<usize>,
     /// Those of the other experts that the rank has.
     experts: Range<usize>,
+}
+
+/// Groups of heads that are not divided: a KV head with its queries, or one head of latent attention, whose cache all ranks have.
+#[derive(Clone, Copy, Debug)]
+struct HeadGroups {
+    count: usize,
+    /// The queries of a group.
+    queries: usize,
+    /// The heads of the KV cache are divided, too.
+    cached: bool,
+    /// Elements of a query, and of what `attn_output` has of it.
+    key_length: usize,
+    value_length: usize,
+    /// Rows of a head's keys and values in one matrix, with latent attention.
+    both: usize,
+}
+
+impl HeadGroups {
+    fn of(hyper: &Hyperparameters, shape: &LayerShape) -> HeadGroups {
+        let LayerShape { heads, kv_heads, key_length, value_length, .. } = *shape;
+        match hyper.latent {
+            None => HeadGroups {
+                count: kv_heads,
+                queries: heads / kv_heads.max(1),
+                cached: true,
+                key_length,
+                value_length,
+                both: 0,
+            },
+            Some(latent) => HeadGroups {
+                count: heads,
+                queries: 1,
+                cached: false,
+                key_length: latent.key_length(),
+                value_length: latent.value_length,
+                both: latent.plain + latent.value_length,
+            },
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        if self.cached { "KV heads" } else { "heads" }
+    }
 }
 
 fn refused(reason: impl Into<String>) -> Error {
@@ -46,24 +103,28 @@ fn refused(reason: impl Into<String>) -> Error {
 }
 
 impl TensorDivision {
+    /// The part of one of several ranks that have these speeds.
     pub(super) fn new(
         file: &File,
         hyper: &Hyperparameters,
         stage: &Range<usize>,
         rank: usize,
-        size: usize,
+        speeds: &[f64],
     ) -> Result<TensorDivision> {
         check(file, hyper)?;
+        let size = speeds.len();
         let mut loads = vec![0.0; size];
         let mut layers = Vec::new();
         for (index, shape) in hyper.layers.iter().enumerate() {
             let mut elsewhere = vec![0.0; size];
             let loads = if stage.contains(&index) { &mut loads } else { &mut elsewhere };
-            let [heads, columns, experts] = divide_layer(file, index, shape, size, loads)?;
+            let attention = HeadGroups::of(hyper, shape);
+            let [groups, columns, experts] = divide_layer(file, index, (shape, attention), speeds, loads)?;
             let part = |ranges: &[Range<usize>]| ranges.get(rank).cloned().unwrap_or_default();
             layers.push(LayerDivision {
                 shape: shape.clone(),
-                kv_heads: part(&heads),
+                attention,
+                groups: part(&groups),
                 feed_forward: part(&columns),
                 experts: part(&experts),
             });
@@ -76,11 +137,12 @@ impl TensorDivision {
         if groups < size {
             return Err(refused(format!("{} tokens cannot be divided among {size} ranks", hyper.vocabulary)));
         }
-        let vocabulary = balanced(groups, bytes / groups as f64, &loads)
+        let vocabulary = balanced(groups, bytes / groups as f64, &loads, speeds)
             .into_iter()
             .map(|range| range.start * group..(range.end * group).min(hyper.vocabulary))
             .collect();
-        let heaviest = loads.iter().copied().fold(0.0, f64::max);
+        let mean = speeds.iter().sum::<f64>() / size.max(1) as f64;
+        let heaviest = loads.iter().zip(speeds).map(|(load, speed)| load * mean / speed).fold(0.0, f64::max);
         Ok(TensorDivision { rank, layers, vocabulary, heaviest })
     }
 
@@ -88,8 +150,10 @@ impl TensorDivision {
     pub(super) fn hyperparameters(&self, whole: &Hyperparameters) -> Hyperparameters {
         let mut hyper = whole.clone();
         for (layer, division) in hyper.layers.iter_mut().zip(&self.layers) {
-            layer.heads = division.kv_heads.len() * division.queries();
-            layer.kv_heads = division.kv_heads.len();
+            layer.heads = division.groups.len() * division.attention.queries;
+            if division.attention.cached {
+                layer.kv_heads = division.groups.len();
+            }
             match &mut layer.experts {
                 Some(experts) => experts.shared_width = division.feed_forward.len(),
                 None => layer.feed_forward = division.feed_forward.len(),
@@ -120,8 +184,9 @@ impl TensorDivision {
     pub(super) fn describe(&self, stage: &Range<usize>) -> String {
         let layers = self.layers.get(stage.clone()).unwrap_or_default();
         let sum = |of: fn(&LayerDivision) -> usize| layers.iter().map(of).sum::<usize>();
+        let heads = layers.first().map_or("heads", |layer| layer.attention.name());
         let parts = [
-            (sum(|layer| layer.kv_heads.len()), sum(|layer| layer.shape.kv_heads), "KV heads"),
+            (sum(|layer| layer.groups.len()), sum(|layer| layer.attention.count), heads),
             (sum(|layer| layer.feed_forward.len()), sum(LayerDivision::width), "feed-forward columns"),
             (sum(|layer| layer.experts.len()), sum(LayerDivision::expert_count), "experts"),
         ];
@@ -140,13 +205,15 @@ impl TensorDivision {
         let layer = self.layers.get(layer.parse::<usize>().ok()?)?;
         let (part, kind) = part.rsplit_once('.')?;
         let times = |range: &Range<usize>, each: usize| range.start * each..range.end * each;
-        let LayerShape { key_length, value_length, .. } = layer.shape;
-        let queries = layer.queries();
+        let HeadGroups { queries, key_length, value_length, both, .. } = layer.attention;
+        let heads = |each: usize| times(&layer.groups, each);
         match (part, kind) {
-            ("attn_q", "weight" | "bias") => Some(Cut::Rows(times(&layer.kv_heads, queries * key_length))),
-            ("attn_k", "weight" | "bias") => Some(Cut::Rows(times(&layer.kv_heads, key_length))),
-            ("attn_v", "weight" | "bias") => Some(Cut::Rows(times(&layer.kv_heads, value_length))),
-            ("attn_output", "weight") => Some(Cut::Columns(times(&layer.kv_heads, queries * value_length))),
+            ("attn_q" | "attn_q_b", "weight" | "bias") => Some(Cut::Rows(heads(queries * key_length))),
+            ("attn_k", "weight" | "bias") => Some(Cut::Rows(heads(key_length))),
+            ("attn_v", "weight" | "bias") => Some(Cut::Rows(heads(value_length))),
+            ("attn_kv_b", "weight") => Some(Cut::Rows(heads(both))),
+            ("attn_k_b" | "attn_v_b", "weight") => Some(Cut::Rows(heads(1))),
+            ("attn_output", "weight") => Some(Cut::Columns(heads(queries * value_length))),
             ("ffn_gate" | "ffn_up" | "ffn_gate_shexp" | "ffn_up_shexp", "weight" | "bias") => {
                 Some(Cut::Rows(layer.feed_forward.clone()))
             }
@@ -160,11 +227,6 @@ impl TensorDivision {
 }
 
 impl LayerDivision {
-    /// Query heads of a KV head.
-    fn queries(&self) -> usize {
-        self.shape.heads / self.shape.kv_heads.max(1)
-    }
-
     /// All columns of the dense feed-forward network, or of the expert that all tokens use.
     fn width(&self) -> usize {
         self.shape.experts.map_or(self.shape.feed_forward, |experts| experts.shared_width)
@@ -220,33 +282,33 @@ type RankRanges = Vec<Range<usize>>;
 fn divide_layer(
     file: &File,
     index: usize,
-    shape: &LayerShape,
-    size: usize,
+    (shape, attention): (&LayerShape, HeadGroups),
+    speeds: &[f64],
     loads: &mut [f64],
 ) -> Result<[RankRanges; 3]> {
+    let size = speeds.len();
     let name = |part: &str| format!("blk.{index}.{part}.weight");
     let block = block_of(file, &name("attn_output"));
-    let columns = shape.heads / shape.kv_heads.max(1) * shape.value_length;
-    // The fewest heads whose columns are whole blocks.
-    let together = (1..=shape.kv_heads).find(|heads| (heads * columns).is_multiple_of(block));
-    let together = together.unwrap_or(shape.kv_heads.max(1));
-    let units = shape.kv_heads.div_ceil(together);
+    let (count, columns) = (attention.count, attention.queries * attention.value_length);
+    // The fewest groups whose columns are whole blocks.
+    let together = (1..=count).find(|groups| (groups * columns).is_multiple_of(block));
+    let together = together.unwrap_or(count.max(1));
+    let units = count.div_ceil(together);
     if units < size {
         return Err(refused(format!(
-            "layer {index} has {} KV heads of {columns} columns in blocks of {block}: {units} parts for {size} ranks; a pipeline can be divided by layers",
-            shape.kv_heads
+            "layer {index} has {count} {} of {columns} columns in blocks of {block}: {units} parts for {size} ranks; a pipeline can be divided by layers",
+            attention.name()
         )));
     }
-    let heads: Vec<Range<usize>> = (0..size)
-        .map(|rank| {
-            let at = |rank: usize| (rank * units / size * together).min(shape.kv_heads);
-            at(rank)..if rank + 1 == size { shape.kv_heads } else { at(rank + 1) }
-        })
+    let groups: Vec<Range<usize>> = balanced(units, 1.0, &vec![0.0; size], speeds)
+        .into_iter()
+        .map(|range| (range.start * together)..(range.end * together).min(count))
         .collect();
-    let attention: f64 =
-        ["attn_q", "attn_k", "attn_v", "attn_output"].iter().map(|part| bytes_of(file, &name(part))).sum();
+    let parts =
+        ["attn_q", "attn_q_b", "attn_k", "attn_v", "attn_kv_b", "attn_k_b", "attn_v_b", "attn_output"];
+    let bytes: f64 = parts.iter().map(|part| bytes_of(file, &name(part))).sum();
     let own: Vec<f64> =
-        heads.iter().map(|heads| attention * heads.len() as f64 / shape.kv_heads.max(1) as f64).collect();
+        groups.iter().map(|groups| bytes * groups.len() as f64 / count.max(1) as f64).collect();
     let (mut own, nothing) = (own, || vec![0..0; size]);
     let mut experts = nothing();
     let mut names = ["ffn_gate", "ffn_up", "ffn_down"];
@@ -262,7 +324,7 @@ fn divide_layer(
         let bytes: f64 = parts.iter().map(|part| bytes_of(file, &name(part))).sum();
         // Of all experts, a token reads those that it uses.
         let each = bytes / mixture.count.max(1) as f64 * mixture.used as f64 / mixture.count.max(1) as f64;
-        experts = balanced(mixture.count, each, &own);
+        experts = balanced(mixture.count, each, &own, speeds);
         for (own, range) in own.iter_mut().zip(&experts) {
             *own += each * range.len() as f64;
         }
@@ -280,24 +342,26 @@ fn divide_layer(
             )));
         }
         let bytes: f64 = names.iter().map(|part| bytes_of(file, &name(part))).sum();
-        let ranges = balanced(units, bytes / units as f64, &own);
+        let ranges = balanced(units, bytes / units as f64, &own, speeds);
         for (own, range) in own.iter_mut().zip(&ranges) {
             *own += bytes * range.len() as f64 / units as f64;
         }
         columns = ranges.iter().map(|range| range.start * block..range.end * block).collect();
     }
     loads.iter_mut().zip(&own).for_each(|(load, own)| *load += own);
-    Ok([heads, columns, experts])
+    Ok([groups, columns, experts])
 }
 
-/// Units of equal load for ranks that have some load already, so that all have about the same; at least one unit for each.
-fn balanced(units: usize, each: f64, loads: &[f64]) -> Vec<Range<usize>> {
+/// Units of equal load for ranks that have some load already, so that all have loads in proportion to their speeds; at least one unit
+/// for each.
+fn balanced(units: usize, each: f64, loads: &[f64], speeds: &[f64]) -> Vec<Range<usize>> {
     if each <= 0.0 {
-        return balanced(units, 1.0, &vec![0.0; loads.len()]);
+        return balanced(units, 1.0, &vec![0.0; loads.len()], speeds);
     }
     let size = loads.len().max(1);
-    let target = (loads.iter().sum::<f64>() + each * units as f64) / size as f64;
-    let wanted: Vec<f64> = loads.iter().map(|load| (target - load).max(0.0) / each).collect();
+    let all = (loads.iter().sum::<f64>() + each * units as f64) / speeds.iter().sum::<f64>();
+    let wanted: Vec<f64> =
+        loads.iter().zip(speeds).map(|(load, speed)| (all * speed - load).max(0.0) / each).collect();
     let scale = units as f64 / wanted.iter().sum::<f64>().max(f64::MIN_POSITIVE);
     let (mut sum, mut start) = (0.0, 0);
     let mut ranges = Vec::new();
@@ -333,10 +397,14 @@ pub(super) fn layer_bytes(file: &File, hyper: &Hyperparameters) -> Vec<LayerByte
     bytes
 }
 
-/// The layers of each stage of a pipeline, balanced by the bytes of their tensors: the first stage has the embedding, too, and the
+/// The layers of each stage of a pipeline, balanced by the bytes of their tensors and the stages' speeds: the first stage has the embedding, too, and the
 /// last one the output matrix.
-pub(super) fn layer_ranges(file: &File, hyper: &Hyperparameters, size: usize) -> Result<Vec<Range<usize>>> {
-    let count = hyper.layers.len();
+pub(super) fn layer_ranges(
+    file: &File,
+    hyper: &Hyperparameters,
+    speeds: &[f64],
+) -> Result<Vec<Range<usize>>> {
+    let (count, size) = (hyper.layers.len(), speeds.len());
     if size == 1 {
         return Ok(std::iter::once(0..count).collect());
     }
@@ -359,7 +427,7 @@ pub(super) fn layer_ranges(file: &File, hyper: &Hyperparameters, size: usize) ->
     };
     // Of the embedding, a token reads a row.
     let ends = (LayerBytes { read: 0.0, held: embedding }, LayerBytes { read: head, held: head });
-    Ok(balanced_stages(&layer_bytes(file, hyper), ends, size))
+    Ok(balanced_stages(&layer_bytes(file, hyper), ends, speeds))
 }
 
 #[cfg(test)]
@@ -368,11 +436,17 @@ mod tests {
 
     #[test]
     fn units_balance_what_ranks_have_already() {
-        assert_eq!(balanced(6, 10.0, &[0.0, 0.0]), [0..3, 3..6]);
-        assert_eq!(balanced(6, 10.0, &[20.0, 0.0]), [0..2, 2..6]);
-        assert_eq!(balanced(3, 1.0, &[100.0, 0.0, 0.0]), [0..1, 1..2, 2..3], "each has at least one");
-        assert_eq!(balanced(7, 0.0, &[0.0]).first(), Some(&(0..7)));
-        let many = balanced(1000, 1.0, &[5.0, 30.0, 0.0, 100.0]);
+        assert_eq!(balanced(6, 10.0, &[0.0, 0.0], &[1.0; 2]), [0..3, 3..6]);
+        assert_eq!(balanced(6, 10.0, &[20.0, 0.0], &[1.0; 2]), [0..2, 2..6]);
+        assert_eq!(
+            balanced(3, 1.0, &[100.0, 0.0, 0.0], &[1.0; 3]),
+            [0..1, 1..2, 2..3],
+            "each has at least one"
+        );
+        assert_eq!(balanced(7, 0.0, &[0.0], &[1.0]).first(), Some(&(0..7)));
+        assert_eq!(balanced(8, 10.0, &[0.0, 0.0], &[3.0, 1.0]), [0..6, 6..8]);
+        assert_eq!(balanced(8, 10.0, &[0.0, 40.0], &[2.0, 1.0]), [0..7, 7..8]);
+        let many = balanced(1000, 1.0, &[5.0, 30.0, 0.0, 100.0], &[1.0; 4]);
         assert_eq!((many[0].start, many[3].end), (0, 1000));
         assert!(many.windows(2).all(|pair| pair[0].end == pair[1].start));
     }

@@ -66,7 +66,7 @@ const ACTIVATIONS: u16 = 1;
 const LOGITS: u16 = 2;
 
 impl RankShare {
-    /// Divides a model among the ranks of a communicator; all of them call this.
+    /// Divides a model among the ranks of a communicator, in proportion to their speeds; all of them call this with the same ones.
     ///
     /// # Errors
     /// It cannot be divided in that way, with the numbers.
@@ -75,11 +75,16 @@ impl RankShare {
         hyper: &Hyperparameters,
         communicator: Arc<dyn Communicator>,
         parallelism: Parallelism,
+        speeds: &[f64],
     ) -> Result<RankShare> {
         let (rank, size) = (communicator.rank(), communicator.size());
+        if speeds.len() != size || !speeds.iter().all(|speed| speed.is_finite() && *speed > 0.0) {
+            let reason = format!("{size} ranks need as many positive speeds, not {speeds:?}");
+            return Err(Error::Ranks { reason });
+        }
         let same = (0..size).all(|other| communicator.host(other) == communicator.host(0));
         let link = if same { Link::MEMORY } else { Link::NETWORK };
-        let (grid, stages, division) = divide(file, hyper, parallelism, (rank, size), link)?;
+        let (grid, stages, division) = divide(file, hyper, parallelism, (rank, speeds), link)?;
         let world = Collectives::new(Arc::clone(&communicator));
         let stage_ranks = match grid.tensor > 1 && grid.pipeline > 1 {
             true => Collectives::new(communicator.split(grid.place(rank).0 as u32)?),
@@ -212,7 +217,7 @@ impl RankShare {
 /// A grid, the layers of its stages, and what a rank has of them.
 type Division = (Grid, Vec<Range<usize>>, Option<TensorDivision>);
 
-/// Bytes per second that a rank is taken to read, where grids are compared.
+/// Bytes per second that a rank of mean speed is taken to read, where grids are compared.
 const READ: f64 = 20e9;
 
 /// Of the grids that the parallelism and the model allow, the one that is expected to answer fastest over a link. All ranks choose
@@ -221,20 +226,23 @@ fn divide(
     file: &File,
     hyper: &Hyperparameters,
     parallelism: Parallelism,
-    (rank, size): (usize, usize),
+    (rank, speeds): (usize, &[f64]),
     link: Link,
 ) -> Result<Division> {
-    let layers = layer_bytes(file, hyper);
+    let (layers, size) = (layer_bytes(file, hyper), speeds.len());
+    let mean = speeds.iter().sum::<f64>() / size.max(1) as f64;
     let of = |grid: Grid| -> Result<(Division, f64)> {
-        let stages = layer_ranges(file, hyper, grid.pipeline)?;
+        let ranks: Vec<&[f64]> = speeds.chunks(grid.tensor.max(1)).collect();
+        let stage_speeds: Vec<f64> = ranks.iter().map(|ranks| ranks.iter().sum()).collect();
+        let stages = layer_ranges(file, hyper, &stage_speeds)?;
         let (own_stage, place) = grid.place(rank);
         let activations = (hyper.width * size_of::<f32>()) as f64;
         let (mut own, mut seconds) = (None, 0.0);
-        for (stage, range) in stages.iter().enumerate() {
+        for (stage, (range, ranks)) in stages.iter().zip(&ranks).enumerate() {
             let bytes = match grid.tensor {
                 1 => layers.get(range.clone()).unwrap_or_default().iter().map(|layer| layer.read).sum(),
-                tensor => {
-                    let division = TensorDivision::new(file, hyper, range, place, tensor)?;
+                _ => {
+                    let division = TensorDivision::new(file, hyper, range, place, ranks)?;
                     let heaviest = division.heaviest();
                     if stage == own_stage {
                         own = Some(division);
@@ -242,8 +250,9 @@ fn divide(
                     heaviest
                 }
             };
+            let read = READ * ranks.iter().sum::<f64>() / ranks.len().max(1) as f64 / mean;
             // Two sums a layer, after attention and after the feed-forward network.
-            seconds += bytes / READ + 2.0 * range.len() as f64 * link.all_reduce(grid.tensor, activations);
+            seconds += bytes / read + 2.0 * range.len() as f64 * link.all_reduce(grid.tensor, activations);
         }
         seconds += (grid.pipeline - 1) as f64 * link.send(activations);
         Ok(((grid, stages, own), seconds))

@@ -13,13 +13,17 @@ pub(super) struct LayerBytes {
 const MOST_HELD: f64 = 1.05;
 
 /// Divides layers among stages: no stage takes more than its share of the memory and 5 % if that can be had, and the slowest reads
-/// as little as it can. The first stage holds `first` besides, the last one `last`; each has at least one layer.
+/// as little as it can. Shares are in proportion to the stages' speeds. The first stage holds `first` besides, the last one `last`;
+/// each has at least one layer.
 pub(super) fn balanced_stages(
     layers: &[LayerBytes],
     (first, last): (LayerBytes, LayerBytes),
-    stages: usize,
+    speeds: &[f64],
 ) -> Vec<Range<usize>> {
-    let (count, stages) = (layers.len(), stages.max(1));
+    let (count, stages) = (layers.len(), speeds.len().max(1));
+    let mean = speeds.iter().sum::<f64>() / stages as f64;
+    let relative = |stage: usize| speeds.get(stage).map_or(1.0, |speed| speed / mean);
+    let slowest = (0..stages).map(relative).fold(1.0, f64::min);
     let mut sums = vec![LayerBytes::default()];
     let mut sum = LayerBytes::default();
     for layer in layers {
@@ -38,9 +42,10 @@ pub(super) fn balanced_stages(
             read += extra.read;
             held += extra.held;
         }
-        let (read, held) = (read / share.read, held / share.held);
+        let speed = relative(stage);
+        let (read, held) = (read / share.read / speed, held / share.held / speed);
         // A stage that holds too much is worse than any that reads too much, which is at most the whole.
-        if held > MOST_HELD { stages as f64 + held } else { read }
+        if held > MOST_HELD { stages as f64 / slowest + held } else { read }
     };
     // The least cost of the slowest of the first stages up to a layer, and where the last of them begins.
     let mut best: Vec<Vec<(f64, usize)>> = Vec::new();
@@ -81,19 +86,21 @@ mod tests {
     fn stages_read_alike_and_hold_alike() {
         let layers = [bytes(1.0, 1.0); 8];
         let none = LayerBytes::default();
-        assert_eq!(balanced_stages(&layers, (none, none), 2), [0..4, 4..8]);
+        assert_eq!(balanced_stages(&layers, (none, none), &[1.0; 2]), [0..4, 4..8]);
         assert_eq!(
-            balanced_stages(&layers, (none, bytes(2.0, 2.0)), 2),
+            balanced_stages(&layers, (none, bytes(2.0, 2.0)), &[1.0; 2]),
             [0..5, 5..8],
             "the last has the head"
         );
-        assert_eq!(balanced_stages(&layers, (none, none), 8).len(), 8);
-        assert_eq!(balanced_stages(&layers, (none, none), 1).first(), Some(&(0..8)));
+        assert_eq!(balanced_stages(&layers, (none, none), &[1.0; 8]).len(), 8);
+        assert_eq!(balanced_stages(&layers, (none, none), &[1.0; 1]).first(), Some(&(0..8)));
         // An embedding is held and not read: memory decides.
         let embedding = bytes(0.0, 2.0);
-        assert_eq!(balanced_stages(&layers, (embedding, bytes(2.0, 2.0)), 2), [0..4, 4..8]);
+        assert_eq!(balanced_stages(&layers, (embedding, bytes(2.0, 2.0)), &[1.0; 2]), [0..4, 4..8]);
+        // A stage that is three times as fast has three times the layers.
+        assert_eq!(balanced_stages(&layers, (none, none), &[3.0, 1.0]), [0..6, 6..8]);
         // Where no division keeps to the share, the one that exceeds it least.
-        assert_eq!(balanced_stages(&layers, (bytes(0.0, 20.0), none), 2), [0..1, 1..8]);
+        assert_eq!(balanced_stages(&layers, (bytes(0.0, 20.0), none), &[1.0; 2]), [0..1, 1..8]);
     }
 
     #[test]
@@ -106,7 +113,7 @@ mod tests {
         for round in 0..200 {
             let layers: Vec<LayerBytes> = (0..7).map(|_| bytes(random(), random())).collect();
             let ends = (bytes(0.0, random()), bytes(random(), random()));
-            let ranges = balanced_stages(&layers, ends, 3);
+            let ranges = balanced_stages(&layers, ends, &[1.0; 3]);
             let whole = |pick: fn(&LayerBytes) -> f64| {
                 layers.iter().chain([&ends.0, &ends.1]).map(pick).sum::<f64>() / 3.0
             };

@@ -12,6 +12,9 @@ pub(crate) enum Preset {
     /// Llama 3 8B: 32 layers, 4096 wide, 8 KV heads, vocabulary of 128256
     #[value(name = "8b")]
     Llama8B,
+    /// Llama 3 70B: 80 layers, 8192 wide, 8 KV heads, vocabulary of 128256
+    #[value(name = "70b")]
+    Llama70B,
     /// SmolLM2 135M: 30 layers, 576 wide, 3 KV heads, vocabulary of 49152
     #[value(name = "135m")]
     Smol135M,
@@ -27,6 +30,9 @@ pub(crate) enum Preset {
     /// DeepSeek V2 Lite: 27 layers, 2048 wide, latent attention, 6 of 64 experts
     #[value(name = "deepseek-v2-lite")]
     DeepSeekV2Lite,
+    /// DeepSeek V3 and R1, 671B: 61 layers, 7168 wide, latent attention, 8 of 256 experts
+    #[value(name = "671b")]
+    DeepSeekV3,
     /// Qwen3.5 35B-A3B: 40 layers, 2048 wide, three of four recurrent, 8 of 256 experts
     #[value(name = "qwen35-35b-a3b")]
     Qwen35Moe,
@@ -66,10 +72,10 @@ impl Preset {
     /// The architecture.
     pub(super) fn architecture(self) -> &'static str {
         match self {
-            Preset::Llama7B | Preset::Llama8B | Preset::Smol135M => "llama",
+            Preset::Llama7B | Preset::Llama8B | Preset::Llama70B | Preset::Smol135M => "llama",
             Preset::Qwen30B => "qwen3moe",
             Preset::GptOss20B | Preset::GptOss120B => "gpt-oss",
-            Preset::DeepSeekV2Lite => "deepseek2",
+            Preset::DeepSeekV2Lite | Preset::DeepSeekV3 => "deepseek2",
             Preset::Qwen35Moe => "qwen35moe",
             Preset::Gemma270M => "gemma3",
         }
@@ -80,6 +86,7 @@ impl Preset {
         match self {
             Preset::Llama7B => with(sizes([32, 4096, 11008, 32, 32, 32_000]), context(4096)),
             Preset::Llama8B => with(sizes([32, 4096, 14336, 32, 8, 128_256]), context(8192)),
+            Preset::Llama70B => with(sizes([80, 8192, 28672, 64, 8, 128_256]), context(8192)),
             Preset::Smol135M => with(sizes([30, 576, 1536, 9, 3, 49_152]), context(8192)),
             Preset::Qwen30B => with(
                 sizes([48, 2048, 6144, 32, 4, 151_936]),
@@ -97,21 +104,30 @@ impl Preset {
             Preset::GptOss20B => gpt_oss(24, 32),
             Preset::GptOss120B => gpt_oss(36, 128),
             Preset::DeepSeekV2Lite => with(
-                sizes([27, 2048, 10944, 16, 1, 102_400]),
+                latent(sizes([27, 2048, 10944, 16, 1, 102_400])),
                 vec![
-                    ("context_length", Whole(163_840)),
                     ("leading_dense_block_count", Whole(1)),
                     ("attention.q_lora_rank", Whole(0)),
-                    ("attention.kv_lora_rank", Whole(512)),
-                    ("attention.key_length", Whole(576)),
-                    ("attention.value_length", Whole(512)),
-                    ("attention.key_length_mla", Whole(192)),
-                    ("attention.value_length_mla", Whole(128)),
-                    ("rope.dimension_count", Whole(64)),
                     ("expert_count", Whole(64)),
                     ("expert_used_count", Whole(6)),
                     ("expert_shared_count", Whole(2)),
                     ("expert_feed_forward_length", Whole(1408)),
+                ],
+            ),
+            Preset::DeepSeekV3 => with(
+                latent(sizes([61, 7168, 18432, 128, 1, 129_280])),
+                vec![
+                    ("leading_dense_block_count", Whole(3)),
+                    ("attention.q_lora_rank", Whole(1536)),
+                    ("expert_count", Whole(256)),
+                    ("expert_used_count", Whole(8)),
+                    ("expert_shared_count", Whole(1)),
+                    ("expert_feed_forward_length", Whole(2048)),
+                    ("expert_group_count", Whole(8)),
+                    ("expert_group_used_count", Whole(4)),
+                    ("expert_gating_func", Whole(2)),
+                    ("expert_weights_scale", Real(2.5)),
+                    ("expert_weights_norm", Flag(true)),
                 ],
             ),
             Preset::Qwen35Moe => with(
@@ -166,6 +182,20 @@ fn short_convolutions() -> Keys {
 
 fn context(tokens: usize) -> Keys {
     vec![("context_length", Whole(tokens))]
+}
+
+/// DeepSeek's latent attention.
+fn latent(keys: Keys) -> Keys {
+    let lengths = vec![
+        ("context_length", Whole(163_840)),
+        ("attention.kv_lora_rank", Whole(512)),
+        ("attention.key_length", Whole(576)),
+        ("attention.value_length", Whole(512)),
+        ("attention.key_length_mla", Whole(192)),
+        ("attention.value_length_mla", Whole(128)),
+        ("rope.dimension_count", Whole(64)),
+    ];
+    with(keys, lengths)
 }
 
 fn gpt_oss(layers: usize, experts: usize) -> Keys {
