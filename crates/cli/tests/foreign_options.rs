@@ -31,7 +31,7 @@ fn known_options_and_commands_are_refused_with_an_alternative() {
     for (flags, part) in [
         (&["--mmproj", "x.gguf"][..], "vision"),
         (&["--lora-scaled", "x.gguf"], "--lora FILE=SCALE"),
-        (&["-ts", "3,1"], "--device"),
+        (&["-nkvo"], "-ngl N"),
         (&["--rope-scaling", "yarn"], "RoPE"),
         (&["--reasoning-format", "none"], "--reasoning show"),
         (&["--chat-template", "chatml"], "--chat-template-file"),
