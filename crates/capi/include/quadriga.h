@@ -1113,7 +1113,8 @@ size_t qd_dtype_block_bytes(qd_dtype dtype);
 qd_model_params qd_model_default_params(void);
 
 // Opens a model: a GGUF file, or ORG/REPO or ORG/REPO:QUANT of Hugging Face's hub, which is downloaded into the cache
-// once; NULL is the default model (SmolLM2 135M). Without :QUANT it is the best that fits in this machine's memory.
+// once; NULL is the default model (SmolLM2 135M). Without :QUANT, or where the repository does not have it, it is the best
+// that fits in this machine's memory.
 //
 // Threads: any.
 qd_model *qd_model_open(const char *name, const qd_model_params *params, qd_error *error);

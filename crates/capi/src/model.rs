@@ -83,7 +83,8 @@ pub extern "C" fn qd_model_default_params() -> qd_model_params {
 }
 
 /// Opens a model: a GGUF file, or ORG/REPO or ORG/REPO:QUANT of Hugging Face's hub, which is downloaded into the cache
-/// once; NULL is the default model (SmolLM2 135M). Without :QUANT it is the best that fits in this machine's memory.
+/// once; NULL is the default model (SmolLM2 135M). Without :QUANT, or where the repository does not have it, it is the best
+/// that fits in this machine's memory.
 ///
 /// Threads: any.
 #[unsafe(no_mangle)]

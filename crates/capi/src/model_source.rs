@@ -4,9 +4,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use quadriga::llm::{EngineOptions, Model, Placement, default_model};
-use quadriga::models::hub::{
-    Hub, HubError, HubSettings, ModelCache, RemoteFile, RepositoryName, choices, find_choice,
-};
+use quadriga::models::hub::{Hub, HubError, HubSettings, ModelCache, RepositoryName};
 use quadriga::runtime::Backend;
 
 use crate::status::{Failure, Outcome, QD_STATUS_CALLBACK, QD_STATUS_NOT_FOUND};
@@ -64,36 +62,8 @@ fn pull(
 ) -> Outcome<PathBuf> {
     let hub = Hub::new(settings)?;
     let listing = hub.list(name)?;
-    let all = choices(&listing.files, |file: &RemoteFile| &file.name, |file| file.bytes);
-    let named = name.quant().and_then(|quant| find_choice(&all, quant, |file| &file.name));
-    let mut chosen = named;
-    if let (None, Some(quant)) = (named, name.quant()) {
-        let known = all.iter().map(|choice| choice.quant.clone()).collect();
-        return Err(HubError::NoQuant { repository: name.path(), quant: quant.to_owned(), known }.into());
-    }
-    let has_quantized = all.iter().any(|choice| !choice.is_unquantized());
-    for choice in all.iter().filter(|choice| !has_quantized || !choice.is_unquantized()) {
-        if chosen.is_some() {
-            break;
-        }
-        let folder =
-            tempfile::tempdir().map_err(|error| Failure::file(format!("no temporary folder: {error}")))?;
-        if fits(&hub.outline(&listing, choice, folder.path())?)? {
-            chosen = Some(choice);
-        }
-    }
-    let Some(choice) = chosen else {
-        let repository = name.path();
-        return Err(match all.last() {
-            Some(smallest) => HubError::NothingFits { repository, smallest: smallest.quant.clone() },
-            None => HubError::NoModel {
-                repository,
-                files: listing.files.iter().map(|file| file.name.clone()).collect(),
-            },
-        }
-        .into());
-    };
-    let paths = hub.pull(name, &listing, &choice.files, &mut |pulled| {
+    let chosen = hub.choose(name, &listing, &mut fits)?;
+    let paths = hub.pull(name, &listing, &chosen.model.files, &mut |pulled| {
         if progress(pulled.bytes, pulled.total) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
     paths.into_iter().next().ok_or_else(|| HubError::NotCached { name: name.to_string() }.into())

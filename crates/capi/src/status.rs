@@ -247,10 +247,9 @@ pub(crate) fn file_failure(error: &gguf::Error) -> Failure {
 impl From<HubError> for Failure {
     fn from(error: HubError) -> Failure {
         let code = match &error {
-            HubError::NotCached { .. }
-            | HubError::NoModel { .. }
-            | HubError::NoQuant { .. }
-            | HubError::QuantNotCached { .. } => QD_STATUS_NOT_FOUND,
+            HubError::NotCached { .. } | HubError::NoModel { .. } | HubError::QuantNotCached { .. } => {
+                QD_STATUS_NOT_FOUND
+            }
             HubError::NothingFits { .. } => QD_STATUS_OUT_OF_MEMORY,
             HubError::Cancelled => QD_STATUS_CALLBACK,
             _ => QD_STATUS_NETWORK,

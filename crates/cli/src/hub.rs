@@ -7,7 +7,6 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_models::hub::{
     Hub, HubError, HubSettings, Listing, ModelCache, ModelChoice, PullStage, RemoteFile, RepositoryName,
-    choices, find_choice,
 };
 use tempfile::TempDir;
 
@@ -152,48 +151,18 @@ impl HubAccess<'_> {
         listing: &Listing,
         fits: &Fits<'_>,
     ) -> Outcome<ModelChoice<RemoteFile>> {
-        let all = choices(&listing.files, |file| &file.name, |file| file.bytes);
-        if let Some(found) = name.quant().and_then(|quant| find_choice(&all, quant, |file| &file.name)) {
-            return Ok(found.clone());
+        let chosen = hub.choose(name, listing, &mut |outline| fits(outline))?;
+        if let Some(warning) = chosen.warning(name) {
+            // Also where the user wants silence: it is another model than was asked for.
+            note!("quadriga: {warning}");
+        } else if name.quant().is_none() && chosen.known.len() > 1 && !self.quiet {
+            note!(
+                "quadriga: {} is the best of {} that fits in this machine's memory; {}:QUANT chooses another",
+                chosen.model.quant,
+                chosen.known.join(", "),
+                name.path()
+            );
         }
-        let labels = || all.iter().map(|choice| choice.quant.as_str()).collect::<Vec<_>>().join(", ");
-        let has_quantized = all.iter().any(|choice| !choice.is_unquantized());
-        let mut smallest = None;
-        let mut counted = 0;
-        for choice in all.iter().filter(|choice| !has_quantized || !choice.is_unquantized()) {
-            counted += 1;
-            smallest = Some(choice);
-            let folder = temporary_folder()?;
-            if fits(&hub.outline(listing, choice, folder.path())?)? {
-                if let Some(quant) = name.quant() {
-                    // Also where the user wants silence: it is another model than was asked for.
-                    note!(
-                        "quadriga: {} has no {quant}, only {}: {} is taken, the best of them that fits in this machine's memory",
-                        name.path(),
-                        labels(),
-                        choice.quant
-                    );
-                } else if all.len() > 1 && !self.quiet {
-                    note!(
-                        "quadriga: {} is the best of {} that fits in this machine's memory; {}:QUANT chooses another",
-                        choice.quant,
-                        labels(),
-                        name.path()
-                    );
-                }
-                return Ok(choice.clone());
-            }
-        }
-        let repository = name.path();
-        Err(match smallest {
-            Some(smallest) if counted > 0 => {
-                HubError::NothingFits { repository, smallest: smallest.quant.clone() }.into()
-            }
-            _ => HubError::NoModel {
-                repository,
-                files: listing.files.iter().map(|file| file.name.clone()).collect(),
-            }
-            .into(),
-        })
+        Ok(chosen.model)
     }
 }

@@ -4,14 +4,17 @@
 
 #[path = "../../models/tests/common/fake_hub.rs"]
 mod fake_hub;
+#[path = "../../models/tests/common/fake_proxy.rs"]
+mod fake_proxy;
 #[path = "../../models/tests/common/model_folder.rs"]
 mod model_folder;
 
 use std::fs;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use crate::common::{CommandOutput, Fixture, output, quadriga};
 use fake_hub::{FakeHub, Faults};
+use fake_proxy::FakeProxy;
 use tempfile::TempDir;
 
 const REPOSITORY: &str = "org/tiny-GGUF";
@@ -44,12 +47,31 @@ impl Hub {
         for name in ["HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE"] {
             command.env_remove(name);
         }
+        for name in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"] {
+            command.env_remove(name).env_remove(name.to_ascii_lowercase());
+        }
+        command.env_remove("no_proxy");
         command
     }
 
     fn run(&self, arguments: &[&str]) -> CommandOutput {
         output(&mut self.command(arguments))
     }
+
+    fn start(&self, arguments: &[&str]) -> Child {
+        self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// Waits until the storage was asked for a part of a file.
+    fn wait_for_request(&self) {
+        while !self.fake.requests().iter().any(|request| request.storage) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn signal(child: &Child, name: &str) {
+    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
 }
 
 #[test]
@@ -221,4 +243,115 @@ fn a_repository_of_safetensors_is_converted() {
     assert!(shown.contains("llama") && shown.contains("tiny"), "{shown}");
     hub.run(&["convert", REPOSITORY, "-o", output]).failed(1, &["no .safetensors"]);
     hub.run(&["convert", "no/such/folder", "-o", output]).failed(2, &["neither a folder"]);
+}
+
+#[test]
+fn ctrl_c_does_not_wait_for_the_pause_of_a_server() {
+    let hub = Hub::new();
+    hub.fake.set_faults(Faults { status: (99, 429, "60"), ..Faults::default() });
+    let child = hub.start(&["pull", "org/tiny-GGUF:Q4_0"]);
+    hub.wait_for_request();
+    signal(&child, "-INT");
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(130), "{ended:?}");
+    // Whoever waits for the end of the pause asks again then.
+    let again = hub.fake.requests();
+    assert!(again.is_empty(), "{again:?}");
+}
+
+#[test]
+fn a_terminated_pull_is_listed_and_continued() {
+    let hub = Hub::new();
+    hub.fake.set_faults(Faults { stall: (1, 700), ..Faults::default() });
+    let child = hub.start(&["pull", "-q", "org/tiny-GGUF:Q4_0"]);
+    let blobs = hub.cache.path().join("blobs");
+    // What has arrived is saved while the connection stands still.
+    let is_saved = || {
+        let files = fs::read_dir(&blobs).into_iter().flatten().flatten();
+        let mut states =
+            files.map(|file| file.path()).filter(|path| path.extension().is_some_and(|end| end == "state"));
+        states.any(|path| fs::read_to_string(path).unwrap_or_default().contains("[700]"))
+    };
+    while !is_saved() {
+        std::thread::yield_now();
+    }
+    let busy = hub.run(&["list"]).success();
+    assert!(busy.err.contains("downloading: tiny-Q4_0.gguf of org/tiny-GGUF"), "{busy:?}");
+    signal(&child, "-TERM");
+    assert!(!child.wait_with_output().unwrap().status.success());
+    let list = hub.run(&["list"]).success();
+    assert!(list.out.is_empty(), "{list:?}");
+    for part in ["incomplete: tiny-Q4_0.gguf of org/tiny-GGUF", "700", "quadriga rm org/tiny-GGUF"] {
+        assert!(list.err.contains(part), "{list:?}");
+    }
+    hub.fake.set_faults(Faults::default());
+    hub.fake.requests();
+    hub.run(&["pull", "-q", "org/tiny-GGUF:Q4_0"]).success();
+    let requests = hub.fake.requests();
+    let mut ranges = requests.iter().filter_map(|request| request.headers.get("range"));
+    assert!(ranges.all(|range| range.starts_with("bytes=700-")), "{requests:?}");
+    assert!(hub.run(&["list"]).success().err.is_empty());
+}
+
+#[test]
+fn several_processes_pull_one_model() {
+    let hub = Hub::new();
+    let children: Vec<Child> = (0..4).map(|_| hub.start(&["pull", "-q", "org/tiny-GGUF:Q8_0"])).collect();
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+    hub.run(&["show", "org/tiny-GGUF:Q8_0"]).success();
+}
+
+#[test]
+fn the_environment_names_the_proxy() {
+    let (hub, proxy) = (Hub::new(), FakeProxy::new(200));
+    let address = format!("http://{}", proxy.address);
+    let pull = |variables: &[(&str, &str)]| {
+        let folder = TempDir::new().unwrap();
+        let mut command = hub.command(&["pull", "-q", "org/tiny-GGUF:Q4_0", "--cache-dir"]);
+        command.arg(folder.path()).env_remove("NO_PROXY").envs(variables.iter().copied());
+        output(&mut command)
+    };
+    for name in ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"] {
+        pull(&[(name, &address)]).success();
+        assert!(!proxy.tunnels().is_empty(), "{name}");
+        for exception in ["NO_PROXY", "no_proxy"] {
+            pull(&[(name, &address), (exception, "localhost,127.0.0.1")]).success();
+            assert!(proxy.tunnels().is_empty(), "{name} {exception}");
+        }
+    }
+    // That is for another scheme.
+    for name in ["HTTPS_PROXY", "https_proxy"] {
+        pull(&[(name, &address)]).success();
+        assert!(proxy.tunnels().is_empty(), "{name}");
+        let refused = pull(&[(name, &address), ("HF_ENDPOINT", "https://127.0.0.1:1")]);
+        refused.failed(1, &[&proxy.address, "502", "NO_PROXY"]);
+        assert_eq!(proxy.tunnels().len(), 1, "{name}");
+    }
+    pull(&[("ALL_PROXY", "socks5://127.0.0.1:1")]).failed(2, &["ALL_PROXY", "SOCKS"]);
+}
+
+#[test]
+fn a_revision_is_removed_shown_and_used_by_its_name() {
+    const FIRST: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+    let hub = Hub::new();
+    let other = fs::read(&Fixture::new(&["--type", "q4_0", "--layers", "1"]).model).unwrap();
+    hub.fake.add("org/first", "tiny-Q4_0.gguf", &other);
+    hub.fake.add_revision(REPOSITORY, "v1", FIRST, "org/first");
+    hub.run(&["pull", "-q", "org/tiny-GGUF:Q4_0", "--revision", "v1"]).success();
+    // Main is another one, which is not there.
+    hub.run(&["show", "org/tiny-GGUF:Q4_0"]).failed(1, &["no model org/tiny-GGUF:Q4_0"]);
+    hub.run(&["run", "--offline", "-hf", REPOSITORY, "hi"]).failed(1, &["not in the cache", "offline"]);
+    hub.run(&["pull", "-q", "org/tiny-GGUF:Q4_0"]).success();
+    let shown = |name: &str| hub.run(&["show", name]).success().out;
+    assert!(shown("org/tiny-GGUF@v1").contains(FIRST) && !shown(REPOSITORY).contains(FIRST));
+    let list = hub.run(&["list"]).success().out;
+    assert!(list.contains("org/tiny-GGUF:Q4_0 ") && list.contains("org/tiny-GGUF@v1:Q4_0 "), "{list}");
+    hub.run(&["pull", "org/tiny-GGUF@v1", "--revision", "v2"]).failed(2, &["@v1", "--revision v2"]);
+    hub.run(&["rm", "org/tiny-GGUF@aaaaaaaa"]).success();
+    assert!(shown(REPOSITORY).contains("sha256"));
+    hub.run(&["show", "org/tiny-GGUF@v1"]).failed(1, &["org/tiny-GGUF@v1"]);
+    hub.run(&["run", "-q", "-hf", REPOSITORY, "--offline", "-n", "2", "hi"]).success();
 }

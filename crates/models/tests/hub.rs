@@ -2,8 +2,20 @@
 #![cfg(feature = "network")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
+#[path = "hub/cancelling.rs"]
+mod cancelling;
+#[path = "hub/choosing.rs"]
+mod choosing;
 #[path = "common/fake_hub.rs"]
 mod fake_hub;
+#[path = "common/fake_proxy.rs"]
+mod fake_proxy;
+#[path = "hub/proxies.rs"]
+mod proxies;
+#[path = "hub/revisions.rs"]
+mod revisions;
+#[path = "hub/several_processes.rs"]
+mod several_processes;
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -283,6 +295,12 @@ fn the_cache_of_hugging_face_is_used_in_place() {
     let offline = open(HubSettings { offline: true, ..own.clone() });
     let found = offline.cache().find(&name("org/model-GGUF:Q8_0")).unwrap().unwrap();
     assert_eq!(found.files[0].path, snapshot.join("m-Q8_0.gguf"));
+    // It is not ours to remove.
+    let refused = offline.cache().remove(&name(MODEL)).unwrap_err();
+    assert!(
+        matches!(refused, HubError::Shared { .. }) && refused.to_string().contains("hf cache"),
+        "{refused}"
+    );
     // Online, a pull links to the content that is there.
     let hub = open(own);
     let paths = pull(&hub, MODEL).unwrap();

@@ -1,15 +1,18 @@
 //! Finds, places and loads the model of a [`LoadOptions`].
 
+use std::ffi::CString;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+use pyo3::exceptions::PyUserWarning;
+use pyo3::prelude::*;
 use quadriga::Registry;
 use quadriga_gguf::File;
 use quadriga_graph::{DType, PAGE_SLOTS};
 use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, PlacedModel, Placement, TensorOverride};
 use quadriga_llm::serving::{Batcher, BatcherOptions, CacheFile};
 use quadriga_llm::{Adapter, EmbedderOptions, EngineOptions, GeneratorOptions, Model, default_model};
-use quadriga_models::hub::{Hub, HubError, HubSettings, ModelCache, RepositoryName, choices, find_choice};
+use quadriga_models::hub::{Hub, HubError, HubSettings, ModelCache, RepositoryName, choices};
 use quadriga_runtime::{Backend, DeviceKind};
 use quadriga_server::ServedModel;
 
@@ -256,50 +259,29 @@ impl LoadOptions {
         }
         let hub = Hub::new(settings)?;
         let listing = hub.list(name)?;
-        let all = choices(&listing.files, |file| &file.name, |file| file.bytes);
-        let mut chosen = None;
-        if let Some(file) = &self.hub_file {
-            chosen = all.iter().find(|choice| choice.files.iter().any(|one| one.name == *file)).cloned();
-            if chosen.is_none() {
+        let model = if let Some(file) = &self.hub_file {
+            let all = choices(&listing.files, |file| &file.name, |file| file.bytes);
+            let Some(found) = all.into_iter().find(|choice| choice.files.iter().any(|one| one.name == *file))
+            else {
                 let files: Vec<&str> = listing.files.iter().map(|file| file.name.as_str()).collect();
                 let (path, files) = (name.path(), files.join(", "));
                 return Err(Failure::invalid(format!(
                     "{path} has no model in a file {file}; its files: {files}"
                 )));
+            };
+            found
+        } else {
+            let chosen = hub.choose(name, &listing, &mut |outline| {
+                interrupted()?;
+                self.fits(outline, placement, devices)
+            })?;
+            if let Some(warning) = chosen.warning(name) {
+                warn(&warning)?;
             }
-        } else if let Some(quant) = name.quant() {
-            chosen = find_choice(&all, quant, |file| &file.name).cloned();
-            if chosen.is_none() && !all.is_empty() {
-                let known = all.into_iter().map(|choice| choice.quant).collect();
-                return Err(
-                    HubError::NoQuant { repository: name.path(), quant: quant.to_owned(), known }.into()
-                );
-            }
-        }
-        let has_quantized = all.iter().any(|choice| !choice.is_unquantized());
-        for choice in all.iter().filter(|choice| !has_quantized || !choice.is_unquantized()) {
-            if chosen.is_some() {
-                break;
-            }
-            interrupted()?;
-            let folder = tempfile::tempdir()
-                .map_err(|error| Failure::new("Error", format!("no temporary folder: {error}")))?;
-            let outline = hub.outline(&listing, choice, folder.path())?;
-            chosen = self.fits(&outline, placement, devices)?.then(|| choice.clone());
-        }
-        let Some(chosen) = chosen else {
-            let repository = name.path();
-            return Err(match all.last() {
-                Some(smallest) => HubError::NothingFits { repository, smallest: smallest.quant.clone() },
-                None => HubError::NoModel {
-                    repository,
-                    files: listing.files.iter().map(|file| file.name.clone()).collect(),
-                },
-            }
-            .into());
+            chosen.model
         };
         let mut raised = Ok(());
-        let pulled = hub.pull(name, &listing, &chosen.files, &mut |_| {
+        let pulled = hub.pull(name, &listing, &model.files, &mut |_| {
             raised = interrupted();
             if raised.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
@@ -315,6 +297,15 @@ impl LoadOptions {
         Ok(needed.iter().zip(devices.backends()).all(|(bytes, backend)| {
             backend.device().free_bytes.is_none_or(|free| bytes.total() + bytes.mapped <= free)
         }))
+    }
+}
+
+/// Warns as Python does: a program may turn warnings into exceptions, or hide them.
+fn warn(message: &str) -> Outcome {
+    let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
+    match attached(|py| PyErr::warn(py, &py.get_type::<PyUserWarning>(), &message, 1)) {
+        Some(Err(raised)) => Err(Failure::Python(raised)),
+        Some(Ok(())) | None => Ok(()),
     }
 }
 

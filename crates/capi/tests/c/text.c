@@ -93,7 +93,10 @@ static void hub(const char *folder) {
   qd_model *model = qd_model_open("tests/tiny:F32", &params, &error);
   CHECK(model != NULL && calls > 0);
   qd_model_free(model);
-  CHECK(qd_model_open("tests/tiny:Q2_K", &params, &error) == NULL && strstr(error.message, "F32") != NULL);
+  /* A type that the repository lacks means the best that fits. */
+  model = qd_model_open("tests/tiny:Q2_K", &params, &error);
+  CHECK(model != NULL);
+  qd_model_free(model);
   CHECK(qd_model_open("tests/nothing", &params, &error) == NULL);
   /* From the cache: the hub is not asked. */
   params.offline = 1;

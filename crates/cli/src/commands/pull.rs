@@ -4,10 +4,10 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use quadriga_gguf::{File, Summary};
-use quadriga_models::hub::{CachedModel, DEFAULT, HubError, RepositoryName};
+use quadriga_models::hub::{CachedModel, DEFAULT, HubError, PartialDownload, RepositoryName};
 use serde_json::json;
 
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::hub::HubAccess;
 use crate::model_options::ModelOptions;
 use crate::terminal::{self, Escaping};
@@ -47,8 +47,8 @@ pub(crate) struct ListArgs {
 /// Arguments of `quadriga rm`.
 #[derive(clap::Args)]
 pub(crate) struct RemoveArgs {
-    /// Models, or repositories with all of their models
-    #[arg(value_name = "ORG/REPO[:QUANT]", required = true)]
+    /// Models, or repositories with all of their models; with @REVISION (or the first digits of a commit) those of that one only
+    #[arg(value_name = "ORG/REPO[@REVISION][:QUANT]", required = true)]
     names: Vec<String>,
     /// Folder of the models [default: QUADRIGA_CACHE, or the user's cache folder]
     #[arg(long, value_name = "FOLDER")]
@@ -59,7 +59,7 @@ pub(crate) struct RemoveArgs {
 #[derive(clap::Args)]
 pub(crate) struct ShowArgs {
     /// Model in the cache
-    #[arg(value_name = "ORG/REPO[:QUANT]")]
+    #[arg(value_name = "ORG/REPO[@REVISION][:QUANT]")]
     name: String,
     /// Folder of the models [default: QUADRIGA_CACHE, or the user's cache folder]
     #[arg(long, value_name = "FOLDER")]
@@ -74,11 +74,21 @@ pub(crate) fn pull(arguments: &PullArgs) -> Outcome {
         quiet: arguments.quiet,
     };
     let path = if arguments.name == DEFAULT {
+        if let Some(revision) = &arguments.revision {
+            return Err(Failure::Usage(format!(
+                "--revision {revision}: the default model has one version only"
+            )));
+        }
         let ctrl_c = interrupt::catch();
         fetch::default_model(access.cache, arguments.quiet, ctrl_c.flag())?
     } else {
         let mut name: RepositoryName = arguments.name.parse()?;
         if let Some(revision) = &arguments.revision {
+            if let Some(other) = name.explicit_revision().filter(|other| other != revision) {
+                return Err(Failure::Usage(format!(
+                    "@{other} and --revision {revision} are two revisions; give one"
+                )));
+            }
             name = name.with_revision(revision)?;
         }
         let options = ModelOptions::detected(arguments.cache_dir.clone());
@@ -89,7 +99,8 @@ pub(crate) fn pull(arguments: &PullArgs) -> Outcome {
 
 /// Lists the models in the cache.
 pub(crate) fn list(arguments: &ListArgs) -> Outcome {
-    let models = access(arguments.cache_dir.as_ref()).cache()?.models()?;
+    let cache = access(arguments.cache_dir.as_ref()).cache()?;
+    let models = cache.models()?;
     let mut out = io::stdout().lock();
     if arguments.json {
         let models: Vec<_> = models
@@ -108,8 +119,12 @@ pub(crate) fn list(arguments: &ListArgs) -> Outcome {
             .collect();
         return Ok(writeln!(out, "{}", terminal::json(&json!(models)))?);
     }
+    let partial = cache.partial_downloads();
     if models.is_empty() {
-        note!("no models; `quadriga pull ORG/REPO:QUANT` gets one");
+        if partial.is_empty() {
+            note!("no models; `quadriga pull ORG/REPO:QUANT` gets one");
+        }
+        explain_partial(&partial);
         return Ok(());
     }
     let width = models.iter().map(|model| full_name(model).len()).max().unwrap_or(0).max(4);
@@ -120,7 +135,23 @@ pub(crate) fn list(arguments: &ListArgs) -> Outcome {
         let shared = if shared { "  in Hugging Face's cache" } else { "" };
         writeln!(out, "{:width$}  {:>10}  {commit}{shared}", full_name(model), size::text(model.bytes))?;
     }
+    explain_partial(&partial);
     Ok(())
+}
+
+/// Names the downloads that were not completed: they take space, and are no models.
+fn explain_partial(partial: &[PartialDownload]) {
+    for download in partial {
+        let PartialDownload { repository, file, bytes, total, is_busy } = download;
+        let (bytes, total) = (size::text(*bytes), size::text(*total));
+        if *is_busy {
+            note!("downloading: {file} of {repository}, {bytes} of {total}");
+        } else {
+            note!(
+                "incomplete: {file} of {repository}, {bytes} of {total}; `quadriga pull` continues it, `quadriga rm {repository}` removes it"
+            );
+        }
+    }
 }
 
 /// Removes models from the cache.
@@ -165,6 +196,9 @@ fn access(cache: Option<&PathBuf>) -> HubAccess<'_> {
 fn full_name(model: &CachedModel) -> String {
     match model.repository.as_str() {
         DEFAULT => DEFAULT.to_owned(),
-        repository => format!("{repository}:{}", model.quant),
+        repository => match &model.revision {
+            Some(revision) => format!("{repository}@{revision}:{}", model.quant),
+            None => format!("{repository}:{}", model.quant),
+        },
     }
 }

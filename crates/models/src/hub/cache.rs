@@ -2,29 +2,33 @@
 //!
 //! ```text
 //! CACHE/blobs/SHA256                       a content
-//! CACHE/blobs/SHA256.partial               one that is not complete; .state: what is there, .of: the repository and the file
+//! CACHE/blobs/SHA256.partial               one that is not complete; .state: what is there, .of: what it is, .lock: who gets it
 //! CACHE/hub/ORG/REPO/refs/REVISION         the commit of a branch or tag when it was last pulled
 //! CACHE/hub/ORG/REPO/COMMIT/FILE           a link to a content, here or in a cache of Hugging Face's libraries
+//! CACHE/.hub.lock                          held while contents get names, alone while those without one are deleted
 //! ```
 //!
 //! A content of several repositories or commits is there once. Hugging Face's own caches
 //! (`models--ORG--REPO/{blobs,refs,snapshots}`) are read and never changed.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use quadriga_llm::default_model::SMOLLM2;
 
 use super::error::{HubError, HubResult, io_error};
-use super::name::RepositoryName;
-use super::selection::{ModelChoice, choices, find_choice, quant_of};
+use super::name::{MAIN, RepositoryName};
+use super::partial::{PartialDownload, PartialFiles};
+use super::revisions::{MAX_DEPTH, REFS, commit_of, commits_in, entries, is_plain, revision_of, revisions};
+use super::selection::{ModelChoice, choices, find_choice};
 
 /// A cache of models.
 #[derive(Clone, Debug)]
 pub struct ModelCache {
-    root: PathBuf,
+    pub(super) root: PathBuf,
     shared: Vec<PathBuf>,
 }
 
@@ -50,6 +54,8 @@ pub struct CachedModel {
     pub repository: String,
     /// The commit.
     pub commit: String,
+    /// The branch, tag or first digits of the commit by which it is named, unless that is what `main` is.
+    pub revision: Option<String>,
     /// The type of quantization.
     pub quant: String,
     /// The files, the first part first.
@@ -58,8 +64,8 @@ pub struct CachedModel {
     pub bytes: u64,
 }
 
-/// The extension of a file beside an incomplete content that has the repository and the name of its file.
-pub(super) const OWNER: &str = "of";
+/// The beginning and the end of the names of links and revisions that are being made.
+const TEMPORARY: (&str, &str) = (".quadriga-", ".tmp");
 
 /// The name of the default model in lists.
 pub const DEFAULT: &str = "default";
@@ -76,7 +82,7 @@ impl ModelCache {
     }
 
     /// The folder of a repository.
-    fn repository(&self, name: &RepositoryName) -> PathBuf {
+    pub(super) fn repository(&self, name: &RepositoryName) -> PathBuf {
         self.root.join("hub").join(name.owner()).join(name.name())
     }
 
@@ -103,7 +109,9 @@ impl ModelCache {
                 None => choices.iter().find(|choice| !choice.is_unquantized()).or(choices.first()),
             };
             if let Some(found) = found {
-                return Ok(models.into_iter().find(|model| model.files == found.files));
+                let revision = name.explicit_revision().map(str::to_owned);
+                let model = models.into_iter().find(|model| model.files == found.files);
+                return Ok(model.map(|model| CachedModel { revision, ..model }));
             }
             known.extend(models.into_iter().map(|model| model.quant));
         }
@@ -120,23 +128,28 @@ impl ModelCache {
         self.snapshots(name).into_iter().map(|(_, folder)| folder).find(|folder| folder.join(file).is_file())
     }
 
-    /// The folders of a repository: that of the revision first, own ones before those of shared caches.
+    /// The folders of a repository: that of the revision first, own ones before those of shared caches. A name without a
+    /// revision means `main` as it is or was; a revision means that one and no other.
     fn snapshots(&self, name: &RepositoryName) -> Vec<(String, PathBuf)> {
         let mut found = Vec::new();
         let own = self.repository(name);
         let shared =
             self.shared.iter().map(|cache| cache.join(format!("models--{}--{}", name.owner(), name.name())));
-        let shared = shared.map(|folder| (folder.join("refs"), folder.join("snapshots")));
-        for (refs, snapshots) in std::iter::once((own.join("refs"), own)).chain(shared) {
-            let current = fs::read_to_string(refs.join(name.revision())).unwrap_or_default();
-            let current = Some(current.trim()).filter(|commit| is_plain(commit)).unwrap_or(name.revision());
-            let mut commits: Vec<String> = entries(&snapshots)
-                .filter(|(commit, path)| commit != "refs" && path.is_dir())
-                .map(|(commit, _)| commit)
-                .collect();
-            commits.sort_by_key(|commit| commit != current);
-            // An explicit revision means that one and no other.
-            commits.retain(|commit| name.revision() == super::name::MAIN || commit == current);
+        let shared = shared.map(|folder| (folder.join(REFS), folder.join("snapshots")));
+        for (refs, snapshots) in std::iter::once((own.join(REFS), own)).chain(shared) {
+            let mut commits = commits_in(&snapshots);
+            let current = commit_of(&refs, &commits, name.revision());
+            if name.explicit_revision().is_some() {
+                commits.retain(|commit| Some(commit) == current.as_ref());
+            } else {
+                let others: BTreeSet<String> = revisions(&refs)
+                    .into_iter()
+                    .filter(|(revision, _)| revision != MAIN)
+                    .map(|(_, commit)| commit)
+                    .collect();
+                commits.retain(|commit| Some(commit) == current.as_ref() || !others.contains(commit));
+                commits.sort_by_key(|commit| Some(commit) != current.as_ref());
+            }
             found.extend(commits.into_iter().map(|commit| (commit.clone(), snapshots.join(&commit))));
         }
         found
@@ -157,6 +170,7 @@ impl ModelCache {
             found.push(CachedModel {
                 repository: DEFAULT.to_owned(),
                 commit: SMOLLM2.version.to_owned(),
+                revision: None,
                 quant: "Q4_1".to_owned(),
                 bytes: file.bytes,
                 files: vec![file],
@@ -164,9 +178,7 @@ impl ModelCache {
         }
         for (owner, folder) in entries(&self.root.join("hub")) {
             for (name, folder) in entries(&folder) {
-                for (commit, folder) in entries(&folder).filter(|(commit, _)| commit != "refs") {
-                    found.extend(models_in(&folder, &format!("{owner}/{name}"), &commit)?);
-                }
+                found.extend(models_of(&folder, &folder.join(REFS), &format!("{owner}/{name}"))?);
             }
         }
         for cache in &self.shared {
@@ -177,114 +189,43 @@ impl ModelCache {
                 else {
                     continue;
                 };
-                for (commit, folder) in entries(&folder.join("snapshots")) {
-                    let models = models_in(&folder, &format!("{owner}/{name}"), &commit)?;
-                    let is_new = |model: &CachedModel| {
-                        !found.iter().any(|own| {
-                            (&own.repository, &own.commit, &own.quant)
-                                == (&model.repository, &model.commit, &model.quant)
-                        })
-                    };
-                    let new: Vec<CachedModel> = models.into_iter().filter(is_new).collect();
-                    found.extend(new);
-                }
+                let repository = format!("{owner}/{name}");
+                let models = models_of(&folder.join("snapshots"), &folder.join(REFS), &repository)?;
+                let is_new = |model: &CachedModel| {
+                    !found.iter().any(|own| {
+                        (&own.repository, &own.commit, &own.quant)
+                            == (&model.repository, &model.commit, &model.quant)
+                    })
+                };
+                let new: Vec<CachedModel> = models.into_iter().filter(is_new).collect();
+                found.extend(new);
             }
         }
         found.sort_by(|a, b| (&a.repository, &a.quant, &a.commit).cmp(&(&b.repository, &b.quant, &b.commit)));
         Ok(found)
     }
 
-    /// Removes the models of a name, all of its commits; without a quantization the whole repository; also what was not
-    /// downloaded to its end. Contents that nothing links to any more are deleted; those in shared caches stay. The bytes that
-    /// became free.
-    pub fn remove(&self, name: &RepositoryName) -> HubResult<u64> {
-        let missing = || HubError::NotCached { name: name.to_string() };
-        let folder = self.repository(name);
-        let partial = self.remove_partial(name)?;
-        match name.quant() {
-            None if folder.is_dir() => fs::remove_dir_all(&folder).map_err(io_error("remove", &folder))?,
-            None if partial.is_some() => {}
-            None => return Err(missing()),
-            Some(quant) => {
-                let mut removed = partial.is_some();
-                for (commit, folder) in entries(&folder).filter(|(commit, _)| commit != "refs") {
-                    for model in models_in(&folder, &name.path(), &commit)? {
-                        let one = [ModelChoice { quant: model.quant, files: model.files, bytes: 0 }];
-                        if find_choice(&one, quant, |file| &file.name).is_none() {
-                            continue;
-                        }
-                        for file in one.iter().flat_map(|choice| &choice.files) {
-                            fs::remove_file(&file.path).map_err(io_error("remove", &file.path))?;
-                            removed = true;
-                        }
-                    }
-                }
-                if !removed {
-                    return Err(missing());
-                }
-            }
-        }
-        Ok(self.remove_unused()? + partial.unwrap_or(0))
+    /// The downloads that were not completed.
+    pub fn partial_downloads(&self) -> Vec<PartialDownload> {
+        let files = PartialFiles::all(&self.root.join("blobs"));
+        files.iter().filter_map(PartialFiles::download).collect()
     }
 
-    /// Removes incomplete downloads of a name that nobody goes on with; their bytes, `None` if there are none.
-    fn remove_partial(&self, name: &RepositoryName) -> HubResult<Option<u64>> {
-        let mut freed = None;
-        for (_, owner) in entries(&self.root.join("blobs")) {
-            if owner.extension().is_none_or(|extension| extension != OWNER) {
-                continue;
-            }
-            let text = fs::read_to_string(&owner).unwrap_or_default();
-            let (repository, file) = text.split_once('\n').unwrap_or_default();
-            let label = quant_of(file.trim_end_matches(".gguf"));
-            let is_meant =
-                name.quant().is_none_or(|quant| label.is_some_and(|label| label.eq_ignore_ascii_case(quant)));
-            let lock = owner.with_extension("lock");
-            let is_busy = fs::File::open(&lock).is_ok_and(|file| file.try_lock().is_err());
-            if repository != name.path() || !is_meant || is_busy {
-                continue;
-            }
-            let partial = owner.with_extension("partial");
-            let bytes = fs::metadata(&partial).map_or(0, |found| found.len());
-            for path in [partial, owner.with_extension("state"), lock] {
-                let _ = fs::remove_file(path); // Not all are there at all times.
-            }
-            fs::remove_file(&owner).map_err(io_error("remove", &owner))?;
-            freed = Some(freed.unwrap_or(0) + bytes);
-        }
-        Ok(freed)
+    /// The lock of the names of contents; `None` where there is no cache, or no locks.
+    pub(super) fn lock(&self, is_shared: bool) -> Option<File> {
+        let file = self.lock_file()?;
+        let locked = if is_shared { file.lock_shared() } else { file.lock() };
+        locked.ok().map(|()| file)
     }
 
-    /// Removes the default model; its size.
-    pub fn remove_default(&self) -> HubResult<u64> {
-        let path = self.root.join(SMOLLM2.file);
-        let bytes = fs::metadata(&path).map_err(|_| HubError::NotCached { name: DEFAULT.to_owned() })?.len();
-        fs::remove_file(&path).map_err(io_error("remove", &path))?;
-        let _ = fs::remove_file(self.root.join(format!("{}.verified", SMOLLM2.file)));
-        Ok(bytes)
+    pub(super) fn try_lock_alone(&self) -> Option<File> {
+        let file = self.lock_file()?;
+        file.try_lock().ok().map(|()| file)
     }
 
-    /// Deletes contents that no repository links to; the bytes that became free.
-    fn remove_unused(&self) -> HubResult<u64> {
-        let mut used = BTreeSet::new();
-        for (_, owner) in entries(&self.root.join("hub")) {
-            for (_, repository) in entries(&owner) {
-                for (_, commit) in entries(&repository) {
-                    for (_, path) in files_below(&commit)? {
-                        used.extend(fs::canonicalize(&path).ok());
-                    }
-                }
-            }
-        }
-        let mut freed = 0;
-        for (name, path) in entries(&self.root.join("blobs")) {
-            let is_used = name.len() != 64 || fs::canonicalize(&path).is_ok_and(|path| used.contains(&path));
-            if !is_used {
-                freed += fs::metadata(&path).map_or(0, |metadata| metadata.len());
-                fs::remove_file(&path).map_err(io_error("remove", &path))?;
-            }
-        }
-        Ok(freed)
+    fn lock_file(&self) -> Option<File> {
+        let path = self.root.join(".hub.lock");
+        File::options().create(true).truncate(false).write(true).open(path).ok()
     }
 
     /// A content of this size that is already on this machine: here, as the default model, or in a shared cache.
@@ -299,23 +240,55 @@ impl ModelCache {
         self.shared.iter().map(|cache| cache.join(&folder).join("blobs").join(id)).find(has_size)
     }
 
-    /// Gives a content its name in the folder of a commit.
+    /// Gives a content its name in the folder of a commit, in place of an older link.
     pub(super) fn link(&self, content: &Path, target: &Path) -> HubResult<()> {
+        let _shared = self.lock(true);
+        self.link_locked(content, target)
+    }
+
+    /// Moves a content to its place and gives it its name: no other process takes it for unused between.
+    #[cfg(feature = "network")]
+    pub(super) fn publish(&self, partial: &Path, content: &Path, target: &Path) -> HubResult<()> {
+        let _shared = self.lock(true);
+        fs::rename(partial, content).map_err(io_error("rename", content))?;
+        self.link_locked(content, target)
+    }
+
+    fn link_locked(&self, content: &Path, target: &Path) -> HubResult<()> {
         if let Some(folder) = target.parent() {
             fs::create_dir_all(folder).map_err(io_error("create", folder))?;
         }
         let content = fs::canonicalize(content).map_err(io_error("open", content))?;
-        let _ = fs::remove_file(target); // A link to a content that was removed.
-        link(&content, target).map_err(io_error("link", target))
+        replace(target, |new| link(&content, new)).map_err(io_error("link", target))
     }
 
     /// Records the commit of a revision.
+    #[cfg(feature = "network")]
     pub(super) fn set_commit(&self, name: &RepositoryName, commit: &str) -> HubResult<()> {
-        let folder = self.repository(name).join("refs");
-        fs::create_dir_all(&folder).map_err(io_error("create", &folder))?;
-        let path = folder.join(name.revision());
-        fs::write(&path, commit).map_err(io_error("write", path))
+        let _shared = self.lock(true);
+        let path = self.repository(name).join(REFS).join(name.revision());
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(io_error("create", folder))?;
+        }
+        replace(&path, |new| fs::write(new, commit)).map_err(io_error("write", &path))
     }
+}
+
+/// Makes a file under another name and renames it, so that others see the old one or the new one.
+fn replace(target: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let (count, process) = (COUNT.fetch_add(1, Ordering::Relaxed), std::process::id());
+    let new = target.with_file_name(format!("{}{process}-{count}{}", TEMPORARY.0, TEMPORARY.1));
+    let _ = fs::remove_file(&new); // Of an earlier process with the same number.
+    let made = make(&new).and_then(|()| fs::rename(&new, target));
+    if made.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    made
+}
+
+pub(super) fn is_temporary(name: &str) -> bool {
+    name.starts_with(TEMPORARY.0) && name.ends_with(TEMPORARY.1)
 }
 
 #[cfg(unix)]
@@ -329,28 +302,15 @@ fn link(content: &Path, target: &Path) -> io::Result<()> {
     fs::hard_link(content, target).or_else(|_| fs::copy(content, target).map(|_| ()))
 }
 
-fn is_plain(commit: &str) -> bool {
-    !commit.is_empty() && commit.bytes().all(|byte| byte.is_ascii_hexdigit())
-}
-
-/// Names and paths in a folder, in order; none if it cannot be read.
-fn entries(folder: &Path) -> impl Iterator<Item = (String, PathBuf)> {
-    let found = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut found: Vec<_> =
-        found.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path()))).collect();
-    found.sort();
-    found.into_iter()
-}
-
 /// The files below a folder, with their paths in it, down to a few levels.
-fn files_below(folder: &Path) -> HubResult<Vec<(String, PathBuf)>> {
+pub(super) fn files_below(folder: &Path) -> HubResult<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     let mut open = vec![(String::new(), folder.to_owned(), 0)];
     while let Some((prefix, folder, depth)) = open.pop() {
         for (name, path) in entries(&folder) {
             let name = format!("{prefix}{name}");
             if path.is_dir() {
-                if depth < 8 {
+                if depth < MAX_DEPTH {
                     open.push((format!("{name}/"), path, depth + 1));
                 }
             } else if path.exists() {
@@ -361,8 +321,20 @@ fn files_below(folder: &Path) -> HubResult<Vec<(String, PathBuf)>> {
     Ok(found)
 }
 
+/// The models of all commits of a repository, with the names of their revisions.
+fn models_of(snapshots: &Path, refs: &Path, repository: &str) -> HubResult<Vec<CachedModel>> {
+    let mut found = Vec::new();
+    let commits = commits_in(snapshots);
+    for commit in &commits {
+        let revision = revision_of(refs, &commits, commit);
+        let models = models_in(&snapshots.join(commit), repository, commit)?;
+        found.extend(models.into_iter().map(|model| CachedModel { revision: revision.clone(), ..model }));
+    }
+    Ok(found)
+}
+
 /// The models in a folder of a commit.
-fn models_in(folder: &Path, repository: &str, commit: &str) -> HubResult<Vec<CachedModel>> {
+pub(super) fn models_in(folder: &Path, repository: &str, commit: &str) -> HubResult<Vec<CachedModel>> {
     let files = files_below(folder)?.into_iter().filter(|(name, _)| name.ends_with(".gguf"));
     let files: Vec<CachedFile> = files.filter_map(|(name, path)| cached_file(name, path)).collect();
     let found = choices(&files, |file| &file.name, |file| file.bytes);
@@ -371,6 +343,7 @@ fn models_in(folder: &Path, repository: &str, commit: &str) -> HubResult<Vec<Cac
         .map(|choice| CachedModel {
             repository: repository.to_owned(),
             commit: commit.to_owned(),
+            revision: None,
             quant: choice.quant,
             files: choice.files,
             bytes: choice.bytes,

@@ -1,20 +1,22 @@
 //! The hub: lists repositories, and downloads their files into the cache.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
 
 use quadriga_llm::default_model::SMOLLM2;
 
-use super::cache::{ModelCache, OWNER};
+use super::cache::ModelCache;
 use super::checksum;
-use super::download::{Download, state_path};
+use super::download::Download;
 use super::error::{HubError, HubResult, io_error};
 use super::http::Http;
 use super::listing::{Listing, RemoteChecksum, RemoteFile, check_file_name};
+use super::locks;
 use super::name::RepositoryName;
+use super::partial::PartialFiles;
 use super::selection::ModelChoice;
 use super::settings::HubSettings;
 
@@ -36,7 +38,7 @@ use super::settings::HubSettings;
 /// ```
 pub struct Hub {
     settings: HubSettings,
-    http: Http,
+    http: Arc<Http>,
     cache: ModelCache,
 }
 
@@ -73,7 +75,7 @@ const HEADER: (u64, u64) = (1 << 20, 256 << 20);
 impl Hub {
     /// A hub with these settings.
     pub fn new(settings: HubSettings) -> HubResult<Hub> {
-        let http = Http::new(&settings)?;
+        let http = Arc::new(Http::new(&settings)?);
         let cache = ModelCache::new(&settings.cache, &settings.shared_caches);
         Ok(Hub { settings, http, cache })
     }
@@ -90,7 +92,8 @@ impl Hub {
             return Err(HubError::Offline { repository });
         }
         let endpoint = &self.settings.endpoint;
-        let url = format!("{endpoint}/api/models/{repository}/revision/{}?blobs=true", name.revision());
+        let revision: String = name.revision().bytes().map(|byte| encoded(byte, "")).collect();
+        let url = format!("{endpoint}/api/models/{repository}/revision/{revision}?blobs=true");
         let bytes = self.http.get_small(&url, &repository)?;
         Listing::from_json(&repository, &url, &bytes)
     }
@@ -113,9 +116,10 @@ impl Hub {
         for file in files {
             check_file_name(&listing.repository, &file.name)?;
         }
+        self.cache.remove_stale();
         for file in files {
             let target = folder.join(&file.name);
-            if !fs::metadata(&target).is_ok_and(|found| found.len() == file.bytes) {
+            if !has_size(&target, file.bytes) {
                 let mut report = |stage, bytes: u64| {
                     let progress = PullProgress { file: &file.name, stage, bytes: before + bytes, total };
                     match observer(progress) {
@@ -123,8 +127,7 @@ impl Hub {
                         ControlFlow::Break(()) => Err(HubError::Cancelled),
                     }
                 };
-                let content = self.content(name, listing, file, &mut report)?;
-                self.cache.link(&content, &target)?;
+                self.get(name, listing, (file, &target), &mut report)?;
             }
             before += file.bytes;
             paths.push(target);
@@ -133,44 +136,43 @@ impl Hub {
         Ok(paths)
     }
 
-    /// The path of a file's content; it is downloaded if it is not on this machine.
-    fn content(
+    /// Gives a file its name in the folder of its commit; its content is downloaded if it is not on this machine.
+    fn get(
         &self,
         name: &RepositoryName,
         listing: &Listing,
-        file: &RemoteFile,
+        (file, target): (&RemoteFile, &Path),
         report: &mut dyn FnMut(PullStage, u64) -> HubResult<()>,
-    ) -> HubResult<PathBuf> {
+    ) -> HubResult<()> {
         let Some(checksum) = &file.checksum else {
             return Err(HubError::NoChecksum { file: file.name.clone() });
         };
         let id = match checksum {
             RemoteChecksum::Sha256(id) | RemoteChecksum::GitBlob(id) => id,
         };
-        if let Some(found) = self.cache.existing(name, id, file.bytes) {
-            return Ok(found);
+        if self.link_existing(name, (id, file.bytes), target)? {
+            return Ok(());
         }
         let blobs = self.settings.cache.join("blobs");
         fs::create_dir_all(&blobs).map_err(io_error("create", &blobs))?;
-        let lock_path = blobs.join(format!("{id}.lock"));
-        let _lock = lock(&lock_path, &mut || report(PullStage::Waiting, 0))?;
-        if let Some(found) = self.cache.existing(name, id, file.bytes) {
-            return Ok(found);
+        let partial = PartialFiles::of(&blobs, id);
+        let _lock = locks::wait(&partial.lock, &mut || report(PullStage::Waiting, 0))?;
+        // Another process may have got it meanwhile.
+        if has_size(target, file.bytes) || self.link_existing(name, (id, file.bytes), target)? {
+            partial.remove();
+            return Ok(());
         }
         if let Some(found) = self.default_model(checksum) {
-            return Ok(found);
+            partial.remove();
+            return self.cache.link(&found, target);
         }
-        let partial = blobs.join(format!("{id}.partial"));
-        let owner = blobs.join(format!("{id}.{OWNER}"));
-        let text = format!("{}\n{}", listing.repository, file.name);
-        fs::write(&owner, text).map_err(io_error("write", &owner))?;
-        let url = self.url(listing, file);
+        partial.set_owner(listing, name, &file.name)?;
         let download = Download {
-            http: &self.http,
-            url: &url,
-            name: &file.name,
+            http: Arc::clone(&self.http),
+            url: self.url(listing, file),
+            name: file.name.clone(),
             bytes: file.bytes,
-            path: &partial,
+            path: partial.content.clone(),
             connections: self.settings.connections,
             part_bytes: self.settings.part_bytes,
         };
@@ -181,26 +183,36 @@ impl Hub {
             result => result?,
         }
         let mut progress = |bytes| report(PullStage::Verifying, bytes);
-        let verified = checksum::verify(&partial, &file.name, checksum, &mut progress);
-        let sha256 = match verified {
-            Err(error @ HubError::Checksum { .. }) => {
-                let _ = fs::remove_file(&partial);
-                let _ = fs::remove_file(state_path(&partial));
-                let _ = fs::remove_file(&owner);
-                return Err(error);
-            }
-            result => result?,
-        };
-        let content = self.cache.blob(&sha256);
-        fs::rename(&partial, &content).map_err(io_error("rename", &content))?;
-        let _ = fs::remove_file(state_path(&partial));
-        let _ = fs::remove_file(&owner);
+        let verified = checksum::verify(&partial.content, &file.name, checksum, &mut progress);
+        if matches!(verified, Err(HubError::Checksum { .. })) {
+            partial.remove();
+        }
+        let content = self.cache.blob(&verified?);
+        self.cache.publish(&partial.content, &content, target)?;
         // Only now: whoever waits for the lock finds the content.
-        let _ = fs::remove_file(&lock_path);
+        partial.remove();
         if let Ok(folder) = File::open(&blobs) {
             let _ = folder.sync_all(); // So that the rename survives a power failure; not every system can do this.
         }
-        Ok(content)
+        Ok(())
+    }
+
+    /// Gives a content that is on this machine a name; false if there is none.
+    fn link_existing(
+        &self,
+        name: &RepositoryName,
+        (id, bytes): (&str, u64),
+        target: &Path,
+    ) -> HubResult<bool> {
+        match self.cache.existing(name, id, bytes) {
+            Some(found) => match self.cache.link(&found, target) {
+                Ok(()) => Ok(true),
+                // It was removed meanwhile.
+                Err(_) if !found.exists() => Ok(false),
+                Err(error) => Err(error),
+            },
+            None => Ok(false),
+        }
     }
 
     /// The default model, if that is the content; it stays where it is.
@@ -213,7 +225,7 @@ impl Hub {
     }
 
     fn url(&self, listing: &Listing, file: &RemoteFile) -> String {
-        let path: String = file.name.bytes().map(encoded).collect();
+        let path: String = file.name.bytes().map(|byte| encoded(byte, "/")).collect();
         format!("{}/{}/resolve/{}/{path}", self.settings.endpoint, listing.repository, listing.commit)
     }
 
@@ -271,28 +283,16 @@ fn is_header(path: &Path) -> bool {
     }
 }
 
-/// A byte of a path in an address.
-fn encoded(byte: u8) -> String {
-    match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
-            char::from(byte).to_string()
-        }
-        other => format!("%{other:02X}"),
-    }
+/// Whether there is a file of this size.
+fn has_size(path: &Path, bytes: u64) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.len() == bytes)
 }
 
-/// Waits for a lock, which the system releases however the process ends.
-fn lock(path: &Path, waiting: &mut dyn FnMut() -> HubResult<()>) -> HubResult<File> {
-    let file = File::options().create(true).truncate(false).write(true).open(path);
-    let file = file.map_err(io_error("open", path))?;
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) => {
-                waiting()?;
-                std::thread::sleep(Duration::from_millis(100));
-            }
-            Err(TryLockError::Error(error)) => return Err(io_error("lock", path)(error)),
-        }
+/// A byte of a part of an address, in which some characters have a meaning.
+fn encoded(byte: u8, kept: &str) -> String {
+    match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
+        other if kept.as_bytes().contains(&other) => char::from(other).to_string(),
+        other => format!("%{other:02X}"),
     }
 }

@@ -1,11 +1,14 @@
 //! The download of one file: parts at once, resumed where they ended, in a file beside its final name.
+//!
+//! Threads own what they use and are not waited for when a download is cancelled: one of them may be in a pause that the server
+//! asked for, or wait for a byte.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -14,21 +17,24 @@ use super::http::{AttemptError, Http, HttpAnswer, cut, plain};
 
 /// How often progress is reported.
 const REPORT: Duration = Duration::from_millis(100);
+/// How often the state is saved at least while something arrives.
+const SAVE_EVERY: Duration = Duration::from_secs(1);
 /// The bytes of all parts after which the state is saved, or those of a part if that has less.
 const SAVE_AFTER: u64 = 8 << 20;
 /// The most parts of a file.
 const MAX_PARTS: u64 = 1 << 16;
 
 /// What to download, and where to.
-pub(super) struct Download<'a> {
-    pub(super) http: &'a Http,
-    pub(super) url: &'a str,
+#[derive(Clone)]
+pub(super) struct Download {
+    pub(super) http: Arc<Http>,
+    pub(super) url: String,
     /// The file's path in its repository, for messages.
-    pub(super) name: &'a str,
+    pub(super) name: String,
     /// The size by the hub.
     pub(super) bytes: u64,
     /// The incomplete file.
-    pub(super) path: &'a Path,
+    pub(super) path: PathBuf,
     pub(super) connections: usize,
     pub(super) part_bytes: u64,
 }
@@ -72,6 +78,7 @@ impl PartialState {
 
 /// The state, shared by the threads.
 struct Shared {
+    download: Download,
     state: Mutex<PartialState>,
     next: Mutex<usize>,
     /// Bytes written in all.
@@ -87,8 +94,31 @@ struct Shared {
 }
 
 impl Shared {
+    fn new(download: &Download, state: PartialState) -> Arc<Shared> {
+        Arc::new(Shared {
+            download: download.clone(),
+            total: AtomicU64::new(state.done.iter().sum()),
+            state: Mutex::new(state),
+            next: Mutex::new(0),
+            stop: AtomicBool::new(false),
+            no_ranges: AtomicBool::new(false),
+            state_path: state_path(&download.path),
+            unsaved: AtomicU64::new(0),
+            saving: Mutex::new(()),
+        })
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
     fn state(&self) -> MutexGuard<'_, PartialState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_complete(&self) -> bool {
+        let state = self.state();
+        state.done.iter().enumerate().all(|(index, done)| *done == state.part(index).1)
     }
 
     /// The next part that is not complete.
@@ -108,18 +138,28 @@ impl Shared {
         self.save_locked(output);
     }
 
+    /// The same by a thread that downloads, which has no say any more once the download was stopped.
+    fn save_running(&self, output: &File) {
+        let _saving = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.is_stopped() {
+            self.save_locked(output);
+        }
+    }
+
     /// The same, unless another thread is about it.
     fn save_sometimes(&self, output: &File, added: u64, after: u64) {
         if self.unsaved.fetch_add(added, Ordering::Relaxed) + added < after {
             return;
         }
-        if let Ok(_saving) = self.saving.try_lock() {
-            self.unsaved.store(0, Ordering::Relaxed);
+        if let Ok(_saving) = self.saving.try_lock()
+            && !self.is_stopped()
+        {
             self.save_locked(output);
         }
     }
 
     fn save_locked(&self, output: &File) {
+        self.unsaved.store(0, Ordering::Relaxed);
         // What is written while the data are synced is not part of it.
         let text = serde_json::to_string(&*self.state()).unwrap_or_default();
         if output.sync_data().is_err() {
@@ -132,114 +172,130 @@ impl Shared {
     }
 }
 
+/// Why the download of parts ended.
+enum Ended {
+    /// The user had enough; threads may still run, and change nothing that counts.
+    Cancelled(HubError),
+    /// It failed, and no thread runs any more.
+    Failed(HubError),
+}
+
+impl Shared {
+    /// Downloads parts on several threads, while this one reports progress and saves the state.
+    fn in_parallel(
+        self: &Arc<Shared>,
+        threads: usize,
+        output: &File,
+        progress: &mut dyn FnMut(u64) -> HubResult<()>,
+    ) -> Result<(), Ended> {
+        let (sender, ended) = mpsc::channel();
+        for _ in 0..threads {
+            let (sender, shared) = (sender.clone(), Arc::clone(self));
+            let thread = std::thread::Builder::new().name("quadriga-download".to_owned());
+            let started = thread.spawn(move || {
+                let result = shared.worker();
+                if result.is_err() {
+                    shared.stop.store(true, Ordering::Relaxed);
+                }
+                let _ = sender.send(result);
+            });
+            if let Err(error) = started {
+                self.stop.store(true, Ordering::Relaxed);
+                return Err(Ended::Cancelled(io_error("download", &self.download.path)(error)));
+            }
+        }
+        drop(sender);
+        let mut first_error = None;
+        let mut saved = Instant::now();
+        loop {
+            match ended.recv_timeout(REPORT) {
+                Ok(Ok(())) => {}
+                Ok(Err(HubError::Cancelled)) if first_error.is_some() => {}
+                Ok(Err(error)) => first_error = Some(first_error.unwrap_or(error)),
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+            }
+            if let Err(error) = progress(self.total.load(Ordering::Relaxed)) {
+                self.stop.store(true, Ordering::Relaxed);
+                return Err(Ended::Cancelled(first_error.unwrap_or(error)));
+            }
+            if saved.elapsed() >= SAVE_EVERY && self.unsaved.load(Ordering::Relaxed) > 0 {
+                self.save_running(output);
+                saved = Instant::now();
+            }
+        }
+        match first_error {
+            Some(error) => Err(Ended::Failed(error)),
+            None if self.is_complete() => Ok(()),
+            None => {
+                let (url, reason) =
+                    (plain(&self.download.url), "a thread of the download has ended".to_owned());
+                Err(Ended::Failed(HubError::Transport { url, reason }))
+            }
+        }
+    }
+
+    /// Downloads parts until there are no more.
+    fn worker(&self) -> HubResult<()> {
+        let path = &self.download.path;
+        let mut output = File::options().write(true).open(path).map_err(io_error("open", path))?;
+        while let Some(part) = self.next_part() {
+            let mut failures = 0;
+            loop {
+                let before = self.total.load(Ordering::Relaxed);
+                match self.download.part(self, part, &mut output) {
+                    Ok(()) => break,
+                    Err(AttemptError::Final(error)) => return Err(error),
+                    Err(AttemptError::Retry { error, wait }) => {
+                        self.save_running(&output);
+                        // A server that sends something each time gets as many attempts as it needs.
+                        failures = if self.total.load(Ordering::Relaxed) > before { 1 } else { failures + 1 };
+                        self.download.http.pause(failures, wait, error)?;
+                    }
+                }
+                if self.is_stopped() {
+                    return Err(HubError::Cancelled);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The path of the state of an incomplete file.
 pub(super) fn state_path(path: &Path) -> PathBuf {
     path.with_extension("state")
 }
 
-impl Download<'_> {
-    /// Downloads what is missing. `progress` is told of the bytes that are there; its error ends the download, which can be
-    /// resumed.
+impl Download {
+    /// Downloads what is missing. `progress` is told of the bytes that are there; its error ends the download at once, which can
+    /// be resumed.
     pub(super) fn run(&self, progress: &mut dyn FnMut(u64) -> HubResult<()>) -> HubResult<()> {
-        let output = File::options().create(true).truncate(false).write(true).open(self.path);
-        let output = output.map_err(io_error("create", self.path))?;
-        let length = output.metadata().map_err(io_error("read", self.path))?.len();
-        let saved = fs::read(state_path(self.path)).ok();
+        let output = File::options().create(true).truncate(false).write(true).open(&self.path);
+        let output = output.map_err(io_error("create", &self.path))?;
+        let length = output.metadata().map_err(io_error("read", &self.path))?.len();
+        let saved = fs::read(state_path(&self.path)).ok();
         let saved = saved.and_then(|text| serde_json::from_slice::<PartialState>(&text).ok());
         let state = saved.filter(|state| length == self.bytes && state.is_valid(self.bytes));
         let state = state.unwrap_or_else(|| PartialState::new(self.bytes, self.part_bytes));
-        output.set_len(self.bytes).map_err(io_error("write", self.path))?;
-        let shared = Shared {
-            total: AtomicU64::new(state.done.iter().sum()),
-            state: Mutex::new(state),
-            next: Mutex::new(0),
-            stop: AtomicBool::new(false),
-            no_ranges: AtomicBool::new(false),
-            state_path: state_path(self.path),
-            unsaved: AtomicU64::new(0),
-            saving: Mutex::new(()),
-        };
+        output.set_len(self.bytes).map_err(io_error("write", &self.path))?;
+        let mut shared = Shared::new(self, state);
         let parts = shared.state().done.len();
-        let result = self.in_parallel(&shared, self.connections.clamp(1, parts.max(1)), progress);
-        let result = match result {
-            Err(_) if shared.no_ranges.load(Ordering::Relaxed) => {
-                *shared.state() = PartialState::new(self.bytes, self.bytes.max(1));
-                *shared.next.lock().unwrap_or_else(PoisonError::into_inner) = 0;
-                shared.total.store(0, Ordering::Relaxed);
-                shared.stop.store(false, Ordering::Relaxed);
-                self.in_parallel(&shared, 1, progress)
-            }
-            result => result,
-        };
+        let mut result = shared.in_parallel(self.connections.clamp(1, parts.max(1)), &output, progress);
+        let cancelled = matches!(result, Err(Ended::Cancelled(_)));
+        if !cancelled && result.is_err() && shared.no_ranges.load(Ordering::Relaxed) {
+            shared = Shared::new(self, PartialState::new(self.bytes, self.bytes.max(1)));
+            shared.no_ranges.store(true, Ordering::Relaxed);
+            result = shared.in_parallel(1, &output, progress);
+        }
+        let result = result.map_err(|(Ended::Cancelled(error) | Ended::Failed(error))| error);
         if matches!(result, Err(HubError::Changed { .. })) {
             let _ = fs::remove_file(&shared.state_path); // What is there is of another content.
         } else {
             shared.save(&output);
         }
         result?;
-        output.sync_all().map_err(io_error("sync", self.path))
-    }
-
-    /// Downloads parts on several threads, while this one reports progress.
-    fn in_parallel(
-        &self,
-        shared: &Shared,
-        threads: usize,
-        progress: &mut dyn FnMut(u64) -> HubResult<()>,
-    ) -> HubResult<()> {
-        let (sender, ended) = mpsc::channel();
-        std::thread::scope(|scope| {
-            for _ in 0..threads {
-                let sender = sender.clone();
-                scope.spawn(move || {
-                    let result = self.worker(shared);
-                    if result.is_err() {
-                        shared.stop.store(true, Ordering::Relaxed);
-                    }
-                    let _ = sender.send(result);
-                });
-            }
-            drop(sender);
-            let mut first_error = None;
-            loop {
-                match ended.recv_timeout(REPORT) {
-                    Ok(Ok(())) => {}
-                    Ok(Err(HubError::Cancelled)) if first_error.is_some() => {}
-                    Ok(Err(error)) => first_error = Some(first_error.unwrap_or(error)),
-                    Err(mpsc::RecvTimeoutError::Disconnected) => break,
-                    Err(mpsc::RecvTimeoutError::Timeout) => {}
-                }
-                if first_error.is_none()
-                    && let Err(error) = progress(shared.total.load(Ordering::Relaxed))
-                {
-                    shared.stop.store(true, Ordering::Relaxed);
-                    first_error = Some(error);
-                }
-            }
-            first_error.map_or(Ok(()), Err)
-        })
-    }
-
-    fn worker(&self, shared: &Shared) -> HubResult<()> {
-        let mut output = File::options().write(true).open(self.path).map_err(io_error("open", self.path))?;
-        while let Some(part) = shared.next_part() {
-            let mut failures = 0;
-            loop {
-                let before = shared.total.load(Ordering::Relaxed);
-                match self.part(shared, part, &mut output) {
-                    Ok(()) => break,
-                    Err(AttemptError::Final(error)) => return Err(error),
-                    Err(AttemptError::Retry { error, wait }) => {
-                        shared.save(&output);
-                        // A server that sends something each time gets as many attempts as it needs.
-                        failures =
-                            if shared.total.load(Ordering::Relaxed) > before { 1 } else { failures + 1 };
-                        self.http.pause(failures, wait, error)?;
-                    }
-                }
-            }
-        }
-        Ok(())
+        output.sync_all().map_err(io_error("sync", &self.path))
     }
 
     /// One request for the rest of a part.
@@ -254,7 +310,7 @@ impl Download<'_> {
         }
         let no_ranges = shared.no_ranges.load(Ordering::Relaxed);
         let range = (!no_ranges).then_some((start + done, start + length - 1));
-        let mut answer = self.http.get(self.url, range, self.name)?;
+        let mut answer = self.http.get(&self.url, range, &self.name)?;
         let mut at = done;
         match answer.status {
             206 => self.check_range(&answer, range, shared)?,
@@ -269,12 +325,9 @@ impl Download<'_> {
                 return Err(HubError::Cancelled.into());
             }
         }
-        output.seek(SeekFrom::Start(start + at)).map_err(io_error("write", self.path))?;
+        output.seek(SeekFrom::Start(start + at)).map_err(io_error("write", &self.path))?;
         let mut buffer = vec![0; 256 << 10];
         while at < length {
-            if shared.stop.load(Ordering::Relaxed) {
-                return Err(HubError::Cancelled.into());
-            }
             let most = usize::try_from(length - at).unwrap_or(usize::MAX).min(buffer.len());
             let count = match answer.body.read(buffer.get_mut(..most).unwrap_or_default()) {
                 Ok(0) => {
@@ -285,8 +338,12 @@ impl Download<'_> {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(cut(&answer.url, &error)),
             };
+            // Also after a long wait for these bytes: another process may have gone on with the file since.
+            if shared.is_stopped() {
+                return Err(HubError::Cancelled.into());
+            }
             let written = output.write_all(buffer.get(..count).unwrap_or_default());
-            written.map_err(io_error("write", self.path))?;
+            written.map_err(io_error("write", &self.path))?;
             at += count as u64;
             if let Some(done) = shared.state().done.get_mut(part) {
                 *done = at;
@@ -318,7 +375,7 @@ impl Download<'_> {
         let Some(etag) = answer.header("etag").map(str::to_owned) else { return Ok(()) };
         let mut state = shared.state();
         if state.etag.as_ref().is_some_and(|known| *known != etag) {
-            return Err(HubError::Changed { file: self.name.to_owned() }.into());
+            return Err(HubError::Changed { file: self.name.clone() }.into());
         }
         state.etag = Some(etag);
         Ok(())
@@ -333,6 +390,6 @@ impl Download<'_> {
     }
 
     fn length(&self, found: u64) -> HubError {
-        HubError::Length { file: self.name.to_owned(), expected: self.bytes, found }
+        HubError::Length { file: self.name.clone(), expected: self.bytes, found }
     }
 }

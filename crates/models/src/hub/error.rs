@@ -40,6 +40,11 @@ pub enum HubError {
     Busy { url: String, status: u16, seconds: u64, most: u64 },
     #[error("{url}: HTTP {status}")]
     Status { url: String, status: u16 },
+    #[error(
+        "{url}: the proxy {proxy} refuses the connection ({reason}); HTTPS_PROXY, HTTP_PROXY and ALL_PROXY name a proxy, NO_PROXY \
+         hosts without one"
+    )]
+    Proxy { url: String, proxy: String, reason: String },
     #[error("{url}: {reason}; a proxy is named by HTTPS_PROXY, another hub by HF_ENDPOINT")]
     Transport { url: String, reason: String },
     #[error("{url} answered with something else than the hub's interface does: {reason}")]
@@ -57,8 +62,6 @@ pub enum HubError {
         known.join(", ")
     )]
     QuantNotCached { repository: String, quant: String, known: Vec<String> },
-    #[error("{repository} has no {quant}; there are {}", known.join(", "))]
-    NoQuant { repository: String, quant: String, known: Vec<String> },
     #[error(
         "no model of {repository} fits in the memory of this machine; the smallest is {smallest}, which -hf {repository}:{smallest} gets all the same"
     )]
@@ -73,6 +76,11 @@ pub enum HubError {
     Changed { file: String },
     #[error("no model {name} in the cache; `quadriga list` shows those that are there")]
     NotCached { name: String },
+    #[error(
+        "{name} is in a cache of Hugging Face's libraries ({}), which is not changed; `hf cache rm` removes it there",
+        path.display()
+    )]
+    Shared { name: String, path: PathBuf },
     #[error("cannot {action} {}: {source}", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
     #[error("no cache folder: neither QUADRIGA_CACHE nor HOME is set")]

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use ureq::http::{HeaderMap, Uri};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::{Proxy, ProxyProtocol};
 
 use super::error::{HubError, HubResult};
 use super::settings::HubSettings;
@@ -20,8 +21,17 @@ const MAX_ANSWER: u64 = 64 << 20;
 
 /// A client of the hub.
 pub(super) struct Http {
-    agent: ureq::Agent,
+    direct: ureq::Agent,
+    /// Through the proxies for http and for https.
+    proxied: [Option<ProxyAgent>; 2],
     settings: HubSettings,
+}
+
+/// An agent whose connections are those of a proxy.
+struct ProxyAgent {
+    agent: ureq::Agent,
+    /// Host and port, for messages: the address may have a password.
+    name: String,
 }
 
 /// The head of an answer, and its body to read.
@@ -63,7 +73,7 @@ impl From<HubError> for AttemptError {
 }
 
 impl Http {
-    /// A client with these settings. The proxy is that of the environment.
+    /// A client with these settings.
     pub(super) fn new(settings: &HubSettings) -> HubResult<Http> {
         let mut tls = TlsConfig::builder();
         if let Some(pem) = &settings.certificates {
@@ -78,8 +88,27 @@ impl Http {
             }
             tls = tls.root_certs(RootCerts::new_with_certs(&own));
         }
-        let agent = ureq::Agent::config_builder()
-            .tls_config(tls.build())
+        let tls = tls.build();
+        let agent = |proxy: Option<Proxy>| Http::agent(settings, &tls, proxy);
+        let proxied = |variable: &'static str, address: &Option<String>| -> HubResult<Option<ProxyAgent>> {
+            let Some(proxy) = address.as_ref().map(|address| parse_proxy(variable, address)).transpose()?
+            else {
+                return Ok(None);
+            };
+            let name = format!("{}:{}", proxy.host(), proxy.port());
+            Ok(Some(ProxyAgent { agent: agent(Some(proxy)), name }))
+        };
+        let proxied = [
+            proxied("HTTP_PROXY (or ALL_PROXY)", &settings.proxy.http)?,
+            proxied("HTTPS_PROXY (or ALL_PROXY)", &settings.proxy.https)?,
+        ];
+        Ok(Http { direct: agent(None), proxied, settings: settings.clone() })
+    }
+
+    fn agent(settings: &HubSettings, tls: &TlsConfig, proxy: Option<Proxy>) -> ureq::Agent {
+        ureq::Agent::config_builder()
+            .tls_config(tls.clone())
+            .proxy(proxy)
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
@@ -89,8 +118,15 @@ impl Http {
             .max_idle_connections_per_host(settings.connections.max(1))
             .user_agent(concat!("quadriga/", env!("CARGO_PKG_VERSION")))
             .build()
-            .new_agent();
-        Ok(Http { agent, settings: settings.clone() })
+            .new_agent()
+    }
+
+    /// The proxy of an address, if there is one.
+    fn proxy_of(&self, url: &str) -> Option<&ProxyAgent> {
+        let (scheme, host, port) = origin(url)?;
+        let [http, https] = &self.proxied;
+        let proxy = if scheme == "https" { https.as_ref() } else { http.as_ref() };
+        proxy.filter(|_| !self.settings.proxy.is_exception(&host, port))
     }
 
     /// The body of an answer that fits in memory, such as the list of files. `what` names it in errors.
@@ -144,7 +180,8 @@ impl Http {
     ) -> Result<HttpAnswer, AttemptError> {
         let mut url = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
-            let mut request = self.agent.get(&url);
+            let proxy = self.proxy_of(&url);
+            let mut request = proxy.map_or(&self.direct, |proxy| &proxy.agent).get(&url);
             // Compressed ranges would be ranges of something else.
             request = request.header("accept-encoding", "identity");
             if let Some((first, last)) = range {
@@ -153,10 +190,7 @@ impl Http {
             if let Some(token) = self.settings.token.as_ref().filter(|_| self.is_endpoint(&url)) {
                 request = request.header("authorization", format!("Bearer {token}"));
             }
-            let response = request.call().map_err(|error| AttemptError::Retry {
-                error: HubError::Transport { url: plain(&url), reason: error.to_string() },
-                wait: None,
-            })?;
+            let response = request.call().map_err(|error| transport_error(&url, proxy, &error))?;
             let (head, body) = response.into_parts();
             let status = head.status.as_u16();
             if (300..400).contains(&status) && status != 304 {
@@ -208,6 +242,34 @@ impl Http {
             }
             status => HubError::Status { url, status }.into(),
         }
+    }
+}
+
+/// Why there is no answer. What a proxy refuses once it refuses again, so that it is not asked for a second time.
+fn transport_error(url: &str, proxy: Option<&ProxyAgent>, error: &ureq::Error) -> AttemptError {
+    let (url, reason) = (plain(url), error.to_string());
+    let Some(proxy) = proxy else {
+        return AttemptError::Retry { error: HubError::Transport { url, reason }, wait: None };
+    };
+    match error {
+        ureq::Error::ConnectProxyFailed(reason) => {
+            HubError::Proxy { url, proxy: proxy.name.clone(), reason: reason.clone() }.into()
+        }
+        _ => {
+            let reason = format!("{reason} (through the proxy {})", proxy.name);
+            AttemptError::Retry { error: HubError::Transport { url, reason }, wait: None }
+        }
+    }
+}
+
+/// The proxy of an address, which is not shown where it is wrong: it may have a password.
+fn parse_proxy(variable: &'static str, address: &str) -> HubResult<Proxy> {
+    let wrong = |reason| HubError::Setting { variable, value: "…".to_owned(), reason };
+    let proxy =
+        Proxy::new(address).map_err(|_| wrong("it is not the address of a proxy, http://HOST:PORT"))?;
+    match proxy.protocol() {
+        ProxyProtocol::Http | ProxyProtocol::Https => Ok(proxy),
+        _ => Err(wrong("proxies of SOCKS are not supported; use one of http or https")),
     }
 }
 

@@ -7,6 +7,8 @@ mod cache;
 #[cfg(feature = "network")]
 mod checksum;
 #[cfg(feature = "network")]
+mod choosing;
+#[cfg(feature = "network")]
 mod client;
 #[cfg(feature = "network")]
 mod download;
@@ -14,15 +16,24 @@ mod error;
 #[cfg(feature = "network")]
 mod http;
 mod listing;
+mod locks;
 mod name;
+mod partial;
+mod proxy;
+mod removal;
+mod revisions;
 mod selection;
 mod settings;
 
 pub use cache::{CachedFile, CachedModel, DEFAULT, ModelCache};
 #[cfg(feature = "network")]
+pub use choosing::ChosenModel;
+#[cfg(feature = "network")]
 pub use client::{Hub, PullObserver, PullProgress, PullStage};
 pub use error::{HubError, HubResult};
 pub use listing::{Listing, RemoteChecksum, RemoteFile};
 pub use name::RepositoryName;
+pub use partial::PartialDownload;
+pub use proxy::ProxySettings;
 pub use selection::{ModelChoice, choices, find_choice, quant_of};
 pub use settings::HubSettings;

@@ -50,6 +50,11 @@ impl RepositoryName {
         self.revision.as_deref().unwrap_or(MAIN)
     }
 
+    /// The branch, tag or commit if the name has one.
+    pub fn explicit_revision(&self) -> Option<&str> {
+        self.revision.as_deref()
+    }
+
     /// The type of quantization that is wanted, such as `Q4_K_M`.
     pub fn quant(&self) -> Option<&str> {
         self.quant.as_deref()
@@ -57,7 +62,7 @@ impl RepositoryName {
 
     /// The same repository at this branch, tag or commit.
     pub fn with_revision(&self, revision: &str) -> HubResult<RepositoryName> {
-        check_part(revision).map_err(|reason| HubError::Name { text: revision.to_owned(), reason })?;
+        check_revision(revision).map_err(|reason| HubError::Name { text: revision.to_owned(), reason })?;
         Ok(RepositoryName { revision: Some(revision.to_owned()), ..self.clone() })
     }
 
@@ -78,9 +83,10 @@ impl FromStr for RepositoryName {
         let (rest, revision) =
             rest.split_once('@').map_or((rest, None), |(rest, revision)| (rest, Some(revision)));
         let (owner, name) = rest.split_once('/').ok_or_else(|| wrong("the / is missing"))?;
-        for part in [Some(owner), Some(name), revision, quant].into_iter().flatten() {
+        for part in [Some(owner), Some(name), quant].into_iter().flatten() {
             check_part(part).map_err(wrong)?;
         }
+        revision.map_or(Ok(()), check_revision).map_err(wrong)?;
         // "latest" is what Ollama calls a model without a tag.
         let quant = quant.filter(|quant| !quant.eq_ignore_ascii_case("latest"));
         let owned = |text: &str| text.to_owned();
@@ -91,6 +97,14 @@ impl FromStr for RepositoryName {
             quant: quant.map(owned),
         })
     }
+}
+
+/// The names of branches may have slashes: `refs/pr/1`.
+fn check_revision(revision: &str) -> Result<(), &'static str> {
+    if revision.len() > MAX_PART {
+        return Err("a part of it is too long");
+    }
+    revision.split('/').try_for_each(check_part)
 }
 
 fn check_part(part: &str) -> Result<(), &'static str> {
@@ -124,7 +138,7 @@ mod tests {
 
     #[test]
     fn names_are_parsed_and_hostile_ones_refused() {
-        for text in ["a/b", "a/b:Q4_K_M", "a/b@v1:Q8_0", "a-1/B_2.c"] {
+        for text in ["a/b", "a/b:Q4_K_M", "a/b@v1:Q8_0", "a/b@refs/pr/1:Q8_0", "a-1/B_2.c"] {
             assert_eq!(
                 text.parse::<RepositoryName>().map(|name| name.to_string()).ok().as_deref(),
                 Some(text)
@@ -133,8 +147,23 @@ mod tests {
         let linked = "https://huggingface.co/a/b:latest".parse::<RepositoryName>();
         assert_eq!(linked.ok().map(|name| name.to_string()).as_deref(), Some("a/b"));
         for text in [
-            "", "a", "a/", "/b", "a/b/c", "../b", "a/..", "a/b:", "a/b:../x", "a/b c", "a/b@", "a\\b/c",
+            "",
+            "a",
+            "a/",
+            "/b",
+            "a/b/c",
+            "../b",
+            "a/..",
+            "a/b:",
+            "a/b:../x",
+            "a/b c",
+            "a/b@",
+            "a\\b/c",
             "a/b:x/y",
+            "a/b@/v",
+            "a/b@v//w",
+            "a/b@../v",
+            "a/b@v/../w",
         ] {
             assert!(text.parse::<RepositoryName>().is_err(), "{text}");
         }

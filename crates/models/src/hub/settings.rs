@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::error::{HubError, HubResult};
+use super::proxy::ProxySettings;
 
 /// The hub that is asked where no other is named.
 const ENDPOINT: &str = "https://huggingface.co";
@@ -14,11 +15,11 @@ const ENDPOINT: &str = "https://huggingface.co";
 /// | variable | setting |
 /// |---|---|
 /// | `HF_ENDPOINT` | the hub [default: `https://huggingface.co`] |
-/// | `HF_TOKEN`, or the file `HF_TOKEN_PATH`, or `HF_HOME/token` | the access token |
+/// | `HF_TOKEN` (or the older `HUGGING_FACE_HUB_TOKEN`), or the file `HF_TOKEN_PATH`, or `HF_HOME/token` | the access token |
 /// | `HF_HUB_OFFLINE` | 1: use the cache only |
-/// | `HF_HUB_CACHE`, or `hub` in `HF_HOME`, or `~/.cache/huggingface/hub` | a cache whose files are used in place |
+/// | `HF_HUB_CACHE` (or the older `HUGGINGFACE_HUB_CACHE`), or `hub` in `HF_HOME`, or `~/.cache/huggingface/hub` | a cache whose files are used in place |
 /// | `QUADRIGA_CACHE` | the cache [default: `~/.cache/quadriga`] |
-/// | `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY` | the proxy |
+/// | `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`, also in lower case | the proxy ([`ProxySettings`]) |
 /// | `SSL_CERT_FILE` | certificates to trust in place of the built-in ones |
 #[derive(Clone)]
 pub struct HubSettings {
@@ -44,6 +45,8 @@ pub struct HubSettings {
     pub pause: fn(Duration),
     /// Certificates to trust, in PEM form, in place of the built-in ones.
     pub certificates: Option<Vec<u8>>,
+    /// The proxies.
+    pub proxy: ProxySettings,
 }
 
 impl HubSettings {
@@ -61,6 +64,7 @@ impl HubSettings {
             stall: Duration::from_secs(60),
             pause: std::thread::sleep,
             certificates: None,
+            proxy: ProxySettings::default(),
         }
     }
 
@@ -79,10 +83,14 @@ impl HubSettings {
             let user = path("XDG_CACHE_HOME").or_else(|| path("HOME").map(|home| home.join(".cache")));
             user.map(|folder| folder.join("huggingface"))
         });
-        let shared = path("HF_HUB_CACHE").or_else(|| home.as_ref().map(|home| home.join("hub")));
+        let shared = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE"));
+        let shared = shared.or_else(|| home.as_ref().map(|home| home.join("hub")));
         let token_path = path("HF_TOKEN_PATH").or_else(|| home.map(|home| home.join("token")));
         let saved = || std::fs::read_to_string(token_path?).ok();
-        let token = text("HF_TOKEN").or_else(saved).map(|token| token.trim().to_owned());
+        let token = text("HF_TOKEN")
+            .or_else(|| text("HUGGING_FACE_HUB_TOKEN"))
+            .or_else(saved)
+            .map(|token| token.trim().to_owned());
         let token = token.filter(|token| !token.is_empty());
         if token.as_ref().is_some_and(|token| !token.bytes().all(|byte| byte.is_ascii_graphic())) {
             let reason = "a token has printable ASCII characters only";
@@ -97,6 +105,7 @@ impl HubSettings {
             offline,
             shared_caches: shared.into_iter().collect(),
             certificates,
+            proxy: ProxySettings::from_environment(),
             ..HubSettings::new(&endpoint, &cache)
         })
     }

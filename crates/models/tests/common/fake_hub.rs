@@ -54,8 +54,12 @@ struct State {
     files: Vec<(String, String, Vec<u8>)>,
     /// Sizes of files, by name, of which only the beginning is there; the rest is zeros.
     sparse: BTreeMap<String, u64>,
+    /// Repository, revision, commit, and the repository whose files it has.
+    revisions: Vec<(String, String, String, String)>,
     faults: Faults,
     log: Vec<Request>,
+    /// Answers that have stopped and wait.
+    stalled: u32,
 }
 
 /// The hub, and the storage server with another address that it redirects to.
@@ -87,10 +91,21 @@ impl FakeHub {
         self.state.lock().unwrap().files.push((repository.to_owned(), name.to_owned(), content.to_vec()));
     }
 
+    /// Adds a revision of a repository, at a commit of its own, with the files of another one.
+    pub fn add_revision(&self, repository: &str, revision: &str, commit: &str, files_of: &str) {
+        let entry = [repository, revision, commit, files_of].map(str::to_owned).into();
+        self.state.lock().unwrap().revisions.push(entry);
+    }
+
     /// Adds a file of this size of which only the beginning is kept.
     pub fn add_sparse(&self, repository: &str, name: &str, beginning: &[u8], bytes: u64) {
         self.add(repository, name, beginning);
         self.state.lock().unwrap().sparse.insert(name.to_owned(), bytes);
+    }
+
+    /// Answers that have stopped, whose clients wait for the rest.
+    pub fn stalled(&self) -> u32 {
+        self.state.lock().unwrap().stalled
     }
 
     /// The requests since the last call.
@@ -174,7 +189,17 @@ fn hub(stream: &TcpStream, state: &Mutex<State>, request: &Request, storage: &st
         }
     }
     if let Some(rest) = request.path.strip_prefix("/api/models/") {
-        let repository = rest.split_once("/revision/").map_or(rest, |(repository, _)| repository);
+        let (repository, revision) = rest.split_once("/revision/").unwrap_or((rest, "main"));
+        let revision = revision.split('?').next().unwrap_or_default().replace("%2F", "/");
+        let own =
+            state.revisions.iter().rev().find(|(own, name, commit, _)| {
+                own == repository && (*name == revision || *commit == revision)
+            });
+        let (commit, repository) =
+            own.map_or((COMMIT, repository), |(.., commit, files_of)| (commit, files_of));
+        if own.is_none() && revision != "main" && revision != COMMIT {
+            return plain(stream, 404, "", "{\"error\":\"Revision not found\"}");
+        }
         let files: Vec<String> = state
             .files
             .iter()
@@ -187,7 +212,7 @@ fn hub(stream: &TcpStream, state: &Mutex<State>, request: &Request, storage: &st
             return plain(stream, 404, "", "{\"error\":\"Repository not found\"}");
         }
         let body =
-            format!("{{\"id\":\"{repository}\",\"sha\":\"{COMMIT}\",\"siblings\":[{}]}}", files.join(","));
+            format!("{{\"id\":\"{repository}\",\"sha\":\"{commit}\",\"siblings\":[{}]}}", files.join(","));
         return plain(stream, 200, "Content-Type: application/json\r\n", &body);
     }
     let location = match &state.faults.redirect {
@@ -229,10 +254,12 @@ fn content(mut stream: &TcpStream, state: &Mutex<State>, request: &Request) -> b
         return plain(stream, faults.status.1, &wait, "");
     }
     let path = request.path.split('?').next().unwrap_or_default().replace("%20", " ");
-    let found = guard
-        .files
-        .iter()
-        .find(|(repository, name, _)| path == format!("/{repository}/resolve/{COMMIT}/{name}"));
+    let is_at =
+        |repository: &str, commit: &str, name: &str| path == format!("/{repository}/resolve/{commit}/{name}");
+    let found = guard.files.iter().find(|(repository, name, _)| {
+        let mut revisions = guard.revisions.iter().filter(|(.., files_of)| files_of == repository);
+        is_at(repository, COMMIT, name) || revisions.any(|(own, _, commit, _)| is_at(own, commit, name))
+    });
     let Some((_, name, bytes)) = found else { return plain(stream, 404, "", "") };
     let sparse = guard.sparse.get(name).copied();
     let mut bytes = bytes.clone();
@@ -286,7 +313,9 @@ fn content(mut stream: &TcpStream, state: &Mutex<State>, request: &Request) -> b
                 matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)
             })
         };
+        state.lock().unwrap().stalled += 1;
         while waits(stream.read(&mut [0])) && !state.lock().unwrap().faults.release {}
+        state.lock().unwrap().stalled -= 1;
         return false;
     }
     true
