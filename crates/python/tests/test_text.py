@@ -60,12 +60,16 @@ def ran_meanwhile(work: Callable[[], object]) -> bool:
 
 
 def test_other_threads_run_python_while_a_model_computes(model: quadriga.Model) -> None:
+    # On a busy machine the other thread may get no processor in time, so there are several attempts.
+    def is_free(work: Callable[[], object]) -> bool:
+        return any(ran_meanwhile(work) for _ in range(20))
+
     text = "Once upon a time, " * 40
-    assert ran_meanwhile(lambda: model.logits(text, last=True))
-    assert ran_meanwhile(lambda: model.embed(text))
-    assert ran_meanwhile(lambda: model.generate(text, max_tokens=4))
+    assert is_free(lambda: model.logits(text, last=True))
+    assert is_free(lambda: model.embed(text))
+    assert is_free(lambda: model.generate(text, max_tokens=4))
     # The test sees a call that keeps the GIL.
-    assert not ran_meanwhile(lambda: ctypes.PyDLL(None).usleep(200_000))
+    assert not all(ran_meanwhile(lambda: ctypes.PyDLL(None).usleep(50_000)) for _ in range(5))
 
 
 def test_seeds_stops_and_biases_are_respected(model: quadriga.Model) -> None:

@@ -20,6 +20,7 @@ mod page_pool;
 mod paged_engine;
 mod payoff;
 mod recurrent_step;
+mod refill;
 mod request;
 mod sequence;
 mod service;

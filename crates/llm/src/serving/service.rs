@@ -1,11 +1,13 @@
 //! A batcher on a thread of its own: requests come from any thread, and each gets its answer as a stream.
 
 use std::collections::HashMap;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use super::batcher::{Batcher, BatcherState};
+use super::refill::Refill;
 use super::request::{Event, Request, RequestId};
 use crate::{Error, Model, Result};
 
@@ -65,7 +67,10 @@ impl Service {
         let (commands, inbox) = channel();
         let state = Arc::new(Mutex::new(batcher.state()));
         let shared = Arc::clone(&state);
-        let run = move || Worker { batcher, streams: HashMap::new(), state: shared }.run(&inbox);
+        let run = move || {
+            let refill = Refill::default();
+            Worker { batcher, streams: HashMap::new(), state: shared, refill }.run(&inbox);
+        };
         let thread = std::thread::Builder::new().name("quadriga-steps".to_owned()).spawn(run);
         let thread = thread.map_err(|error| Error::Thread { reason: error.to_string() })?;
         Ok(Service { model, commands, state, thread: Some(thread) })
@@ -216,6 +221,7 @@ struct Worker {
     batcher: Batcher,
     streams: HashMap<RequestId, EventSink>,
     state: Arc<Mutex<BatcherState>>,
+    refill: Refill,
 }
 
 /// The most commands between two steps: a flood of requests does not stop those that are being answered.
@@ -225,9 +231,9 @@ impl Worker {
     fn run(mut self, inbox: &Receiver<Command>) {
         let mut handled = 0;
         loop {
-            // Waits only when there is nothing to compute.
+            // Waits when there is nothing to compute, and a little for requests that follow others.
             let command = match self.batcher.is_busy() {
-                true if handled < COMMANDS_OF_STEP => inbox.try_recv(),
+                true if handled < COMMANDS_OF_STEP => self.next_command(inbox),
                 true => Err(TryRecvError::Empty),
                 false => inbox.recv().map_err(|_| TryRecvError::Disconnected),
             };
@@ -241,18 +247,37 @@ impl Worker {
                 Err(TryRecvError::Empty) => {}
             }
             handled = 0;
+            let started = Instant::now();
             let events = self.batcher.step();
             self.note_state();
+            let ended = |event: &Event| matches!(event, Event::Finished(_) | Event::Failed(_));
+            let ended = events.iter().filter(|(_, event)| ended(event)).count();
+            let took = started.elapsed();
             for (id, event) in events {
                 self.report(id, event);
             }
+            self.refill.note_step(ended, took, Instant::now());
         }
+    }
+
+    /// The next command before a step, if there is one or comes soon.
+    fn next_command(&mut self, inbox: &Receiver<Command>) -> std::result::Result<Command, TryRecvError> {
+        match inbox.try_recv() {
+            Err(TryRecvError::Empty) => {}
+            command => return command,
+        }
+        let Some(wait) = self.refill.wait(Instant::now()) else { return Err(TryRecvError::Empty) };
+        inbox.recv_timeout(wait).map_err(|error| match error {
+            RecvTimeoutError::Timeout => TryRecvError::Empty,
+            RecvTimeoutError::Disconnected => TryRecvError::Disconnected,
+        })
     }
 
     fn handle(&mut self, command: Command) {
         match command {
             Command::Submit { requests, accepted } => {
                 let (requests, sinks): (Vec<Request>, Vec<EventSink>) = requests.into_iter().unzip();
+                self.refill.note_submitted(requests.len());
                 let submitted = self.batcher.submit_choices(requests);
                 let ids = submitted.as_ref().map_or_else(|_| Vec::new(), Clone::clone);
                 // Those of refused requests live until that was said.
