@@ -19,7 +19,7 @@ use crate::app::App;
 use crate::call::{RequestId, new_id};
 use crate::dialects::Dialect;
 use crate::error::{ApiError, ErrorKind};
-use crate::operation::exchange::OpenAnswer;
+use crate::operation::exchange::{OpenAnswer, StreamProbe};
 use crate::operation::hosts;
 use crate::operation::origins::is_foreign;
 use crate::stream::StreamFailure;
@@ -90,7 +90,7 @@ pub(crate) async fn finish(State(app): State<Arc<App>>, mut request: Request, ne
     let answer = request.extensions_mut().remove::<Arc<OpenAnswer>>();
     let mut record = RequestRecord {
         app,
-        _answer: answer,
+        answer,
         span: span.clone(),
         started: Instant::now(),
         status: None,
@@ -112,6 +112,9 @@ pub(crate) async fn finish(State(app): State<Arc<App>>, mut request: Request, ne
     record.status = Some(response.status().as_u16());
     record.error = error.map(|error| error.message);
     record.failure = response.extensions_mut().remove::<StreamFailure>();
+    if let Some(answer) = &record.answer {
+        answer.note_reply(response.extensions_mut().remove::<StreamProbe>());
+    }
     response.map(|body| Body::new(RecordedBody { body, record }))
 }
 
@@ -128,7 +131,7 @@ fn request_id(request: &Request) -> String {
 struct RequestRecord {
     app: Arc<App>,
     /// Tells the connection that it is not complete.
-    _answer: Option<Arc<OpenAnswer>>,
+    answer: Option<Arc<OpenAnswer>>,
     span: Span,
     started: Instant,
     /// `None` as long as there is no answer.

@@ -1,7 +1,7 @@
 //! Requests that are being answered: their events as they happen. Dropping them cancels them.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use quadriga_llm::serving::{Event, EventSink, Request, RequestId};
@@ -88,11 +88,16 @@ impl Running {
                 .map(|(flight, choice)| sink(served, flight, choice, unread, &sender));
             let requests: Vec<(Request, EventSink)> = requests.into_iter().zip(sinks).collect();
             let (reply, accepted) = oneshot::channel();
-            served.service()?.submit_to(requests, move |ids| reply.send(ids).is_ok())?;
+            let lease = Arc::downgrade(served);
+            served.service()?.submit_to(requests, move |ids| {
+                let accepted = ids.map(|ids| Accepted { served: lease, ids });
+                // If nobody hears of them, the engine drops them itself.
+                reply.send(accepted).map_err(|unheard| unheard.map(Accepted::take)).is_ok()
+            })?;
             let accepted = accepted.await;
             // Whatever the answer is, somebody was there to hear it.
             submission.requests = 0;
-            let ids = accepted.map_err(|_| ApiError::from(quadriga_llm::Error::ServiceStopped))??;
+            let ids = accepted.map_err(|_| ApiError::from(quadriga_llm::Error::ServiceStopped))??.take();
             running.choices.extend(ids.into_iter().zip(flights).map(|(id, flight)| RunningChoice {
                 id: Some(id),
                 stops: Arc::clone(&stops),
@@ -277,6 +282,32 @@ struct Submission {
 impl Drop for Submission {
     fn drop(&mut self) {
         (0..self.requests).for_each(|_| self.served.metrics.note_cancelled());
+    }
+}
+
+/// Requests that the engine has accepted, on the way to whoever asked. If that one goes away before it has heard of them, they are
+/// cancelled: the engine would notice with their first token only.
+struct Accepted {
+    served: Weak<ServedModel>,
+    ids: Vec<RequestId>,
+}
+
+impl Accepted {
+    fn take(mut self) -> Vec<RequestId> {
+        std::mem::take(&mut self.ids)
+    }
+}
+
+impl Drop for Accepted {
+    fn drop(&mut self) {
+        if self.ids.is_empty() {
+            return;
+        }
+        if let Some(served) = self.served.upgrade()
+            && let Ok(service) = served.service()
+        {
+            self.ids.iter().for_each(|id| service.cancel(*id));
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use http_body::Frame;
 use serde::Serialize;
 
 use crate::generation::GenerationEvent;
+use crate::operation::exchange::StreamProbe;
 use crate::running::Running;
 
 /// Bytes after which a chunk is sent even if more events are ready.
@@ -87,6 +88,14 @@ impl StreamBuffer {
         }
     }
 
+    /// Something that clients ignore in any case: a space before the next line, where there are no comments.
+    fn anything(&mut self) {
+        match self.format {
+            StreamFormat::Events => self.comment("ping"),
+            StreamFormat::Lines => self.text.push(' '),
+        }
+    }
+
     fn push(&mut self, event: Option<&str>, data: &str) {
         // Writing to a string does not fail.
         let _ = match (self.format, event) {
@@ -116,9 +125,17 @@ pub fn respond(
     ping: Duration,
 ) -> Response {
     let encoder = Box::new(encoder);
-    let failure = StreamFailure::default();
-    let state =
-        StreamState { running, encoder, format, ping, failure: failure.clone(), begun: false, ended: false };
+    let (failure, probe) = (StreamFailure::default(), StreamProbe::default());
+    let state = StreamState {
+        running,
+        encoder,
+        format,
+        ping,
+        failure: failure.clone(),
+        probe: Arc::clone(&probe),
+        begun: false,
+        ended: false,
+    };
     let mut response = Response::new(Body::new(ChunkBody(Some(Box::pin(state.next())))));
     let headers = response.headers_mut();
     let content = match format {
@@ -129,6 +146,7 @@ pub fn respond(
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response.extensions_mut().insert(failure);
+    response.extensions_mut().insert(probe);
     response
 }
 
@@ -138,6 +156,7 @@ struct StreamState {
     format: StreamFormat,
     ping: Duration,
     failure: StreamFailure,
+    probe: StreamProbe,
     begun: bool,
     ended: bool,
 }
@@ -154,9 +173,10 @@ impl StreamState {
             if self.ended {
                 return None;
             }
-            match tokio::time::timeout(self.ping, self.running.next()).await {
-                Err(_) => self.encoder.ping(&mut out),
-                Ok(event) => self.take(event, &mut out),
+            tokio::select! {
+                event = self.running.next() => self.take(event, &mut out),
+                () = tokio::time::sleep(self.ping) => self.encoder.ping(&mut out),
+                () = self.probe.notified() => out.anything(),
             }
             // Whatever is there already goes with it.
             while !self.ended && out.text.len() < CHUNK_BYTES {

@@ -65,7 +65,7 @@ fn errors_within_streams_name_the_request() {
     let sim = Sim::new("sim:0").device();
     let registry = ModelRegistry::with(Setup::default().served_on("small", Arc::clone(&sim) as _));
     let server = TestServer::of(App::new(registry, Keys::default(), Limits::default()));
-    let body = json!({ "model": "small", "max_tokens": 400, "stream": true,
+    let body = json!({ "model": "small", "max_tokens": 400, "stream": true, "ignore_eos": true,
         "messages": [{ "role": "user", "content": "hello" }] });
     let mut stream = server.client().header("x-request-id", "mine").stream("/v1/messages", &body);
     assert!(stream.chunk().is_some());

@@ -7,6 +7,7 @@ mod common;
 mod completions;
 mod connections;
 mod cut_calls;
+mod dropped_connections;
 mod embeddings;
 mod faults;
 mod hostile_schemas;

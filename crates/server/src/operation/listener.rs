@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use tokio::net::{TcpListener, TcpSocket};
 
-use super::timed_io::Socket;
+use super::socket::Socket;
 
 /// Bytes of an answer that the system keeps until the client takes them.
 const SEND_BUFFER: u32 = 256 << 10;

@@ -13,5 +13,6 @@ pub mod metrics;
 pub mod origins;
 pub mod process;
 pub mod request_counts;
+pub(crate) mod socket;
 pub(crate) mod timed_io;
 pub mod tls;

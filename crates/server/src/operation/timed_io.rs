@@ -10,34 +10,25 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-use super::exchange::Exchange;
-
-/// A socket of any kind.
-pub(crate) trait Socket: AsyncRead + AsyncWrite + Send + Unpin {
-    /// The error by which the system knows that nobody is there any more.
-    fn lost(&self) -> Option<io::Error>;
-}
-
-impl Socket for tokio::net::TcpStream {
-    fn lost(&self) -> Option<io::Error> {
-        self.take_error().unwrap_or_else(Some)
-    }
-}
-
-#[cfg(unix)]
-impl Socket for tokio::net::UnixStream {
-    fn lost(&self) -> Option<io::Error> {
-        self.take_error().unwrap_or_else(Some)
-    }
-}
+use super::exchange::{Exchange, Reply};
+use super::socket::{Loss, Socket};
 
 /// An answer before the answer, which clients of HTTP/1.1 skip. The system of one that is gone refuses it, and then the socket has
 /// an error: that tells a client that has only ended its side from one that has closed the connection.
 const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// When the socket of a client that has ended its side is looked at for an error, at first and later on.
+/// When it is looked at whether a handler waits for the rest of a body that will not come, at first and later on. Systems that
+/// do not tell when a connection is lost are asked then.
 const FIRST_LOOK: Duration = Duration::from_millis(20);
 const LATER_LOOKS: Duration = Duration::from_millis(200);
+
+/// A connection whose client has ended its side.
+struct HalfClosed {
+    /// Until the connection is lost.
+    loss: Option<Loss>,
+    /// Until the next look.
+    look: Pin<Box<Sleep>>,
+}
 
 /// A socket whose peer must take some of what is written within a time. A client that stops reading would otherwise keep its
 /// answer, and the memory behind it, for ever.
@@ -48,8 +39,8 @@ pub(crate) struct TimedIo {
     waiting: Option<Pin<Box<Sleep>>>,
     /// What the connection is doing, if its client may end its side before it has the answer.
     exchange: Option<Arc<Exchange>>,
-    /// Runs until the socket is looked at again, once the client has ended its side.
-    half_closed: Option<Pin<Box<Sleep>>>,
+    /// Once the client has ended its side.
+    half_closed: Option<HalfClosed>,
 }
 
 impl TimedIo {
@@ -62,49 +53,47 @@ impl TimedIo {
         TimedIo { exchange: Some(exchange), ..self }
     }
 
-    /// Whether a client that has ended its side may still be there. If nothing was sent that could tell, a probe is.
+    /// Whether a client that has ended its side may still be there. Something is sent to it that tells: a probe before an answer,
+    /// whatever a stream has to say within it.
     fn may_be_there(&mut self, context: &mut Context<'_>) -> bool {
         let Some(exchange) = self.exchange.as_ref().filter(|exchange| exchange.is_answering()) else {
             return false;
         };
-        if exchange.has_sent() {
-            return true;
+        match exchange.reply() {
+            Reply::Whole => true,
+            Reply::Stream(probe) => {
+                probe.notify_one();
+                true
+            }
+            // Not between the bytes of another answer.
+            Reply::None if !exchange.has_interim() || self.waiting.is_some() => false,
+            Reply::None => {
+                let sent = Pin::new(&mut self.socket).poll_write(context, PROBE);
+                matches!(sent, Poll::Ready(Ok(bytes)) if bytes == PROBE.len())
+            }
         }
-        // Not between the bytes of another answer.
-        let can_probe = exchange.has_interim() && self.waiting.is_none();
-        let sent = can_probe && {
-            let sent = Pin::new(&mut self.socket).poll_write(context, PROBE);
-            matches!(sent, Poll::Ready(Ok(bytes)) if bytes == PROBE.len())
-        };
-        if sent {
-            exchange.note_sent();
-        }
-        sent
     }
 
     /// Waits until the client is gone, or has its answer: then the connection ends. Nor is there anything to wait for if the rest of
     /// a body is missing. That is looked at after a moment, when the handler has had all that came before the end.
     fn poll_half_closed(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while let Some(sleep) = &mut self.half_closed {
-            if let Some(error) = self.socket.lost() {
+        while let Some(closed) = &mut self.half_closed {
+            if let Some(error) = self.socket.error() {
                 return Poll::Ready(Err(error));
+            }
+            if closed.loss.as_mut().is_some_and(|loss| loss.as_mut().poll(context).is_ready()) {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
             }
             if !self.exchange.as_ref().is_some_and(|exchange| exchange.is_answering()) {
                 break;
             }
-            ready!(sleep.as_mut().poll(context));
+            ready!(closed.look.as_mut().poll(context));
             if self.exchange.as_ref().is_some_and(|exchange| exchange.awaits_body()) {
                 break;
             }
-            sleep.as_mut().reset(Instant::now() + LATER_LOOKS);
+            closed.look.as_mut().reset(Instant::now() + LATER_LOOKS);
         }
         Poll::Ready(Ok(()))
-    }
-
-    fn note_sent(&self, outcome: &Poll<io::Result<usize>>) {
-        if let (Some(exchange), Poll::Ready(Ok(_))) = (&self.exchange, outcome) {
-            exchange.note_sent();
-        }
     }
 
     /// The outcome of a write: an error if it has been waiting for too long.
@@ -139,7 +128,8 @@ impl AsyncRead for TimedIo {
         let outcome = Pin::new(&mut self.socket).poll_read(context, buffer);
         let is_end = matches!(outcome, Poll::Ready(Ok(()))) && buffer.filled().len() == before;
         if is_end && buffer.remaining() > 0 && self.may_be_there(context) {
-            self.half_closed = Some(Box::pin(tokio::time::sleep(FIRST_LOOK)));
+            let look = Box::pin(tokio::time::sleep(FIRST_LOOK));
+            self.half_closed = Some(HalfClosed { loss: self.socket.loss(), look });
             return self.poll_half_closed(context);
         }
         outcome
@@ -153,7 +143,6 @@ impl AsyncWrite for TimedIo {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.socket).poll_write(context, bytes);
-        self.note_sent(&outcome);
         self.timed(outcome, context)
     }
 
@@ -163,7 +152,6 @@ impl AsyncWrite for TimedIo {
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.socket).poll_write_vectored(context, bytes);
-        self.note_sent(&outcome);
         self.timed(outcome, context)
     }
 

@@ -1,0 +1,202 @@
+//! Clients that go away while their answer is computed: it ends with the step that is under way, whatever the answer's form is. The
+//! engine is held between two steps, so that steps are counted and not time.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::{Context, Waker};
+
+use quadriga_llm::sampling::SamplingOptions;
+use quadriga_llm::serving::{Event, Request};
+use quadriga_server::body::JsonBody;
+use quadriga_server::operation::caller::Caller;
+use quadriga_server::{ServedModel, requests};
+
+use crate::common::{Setup, Stream, TestServer, Value, json};
+
+/// Holds an engine after each of its steps, with a request of its own. When it is dropped, the engine goes on.
+struct Gate {
+    go_on: Sender<()>,
+    held: Receiver<()>,
+}
+
+impl Gate {
+    /// Holds the engine after the next step.
+    fn new(served: &ServedModel) -> Gate {
+        let (go_on, gate) = channel();
+        let (entered, held) = channel();
+        let listener = Box::new(move |event| {
+            if matches!(event, Event::Token { .. }) {
+                let _ = entered.send(());
+                return gate.recv().is_ok();
+            }
+            true
+        });
+        let request = Request {
+            sampling: SamplingOptions { ignore_eos: true, ..SamplingOptions::default() },
+            ..Request::new(vec![1, 2, 3])
+        };
+        served.service().unwrap().submit_to(vec![(request, listener)], |ids| ids.is_ok()).unwrap();
+        let gate = Gate { go_on, held };
+        gate.held.recv().unwrap();
+        gate
+    }
+
+    /// Lets the engine hear what it was told meanwhile, and compute one step.
+    fn step(&self) {
+        self.go_on.send(()).unwrap();
+        self.held.recv().unwrap();
+    }
+}
+
+/// A prompt of more tokens than a step computes.
+fn long(fields: &[(&str, Value)]) -> Value {
+    let text = "a b c ".repeat(60);
+    let messages = json!([{ "role": "user", "content": text }]);
+    let mut body =
+        json!({ "model": "small", "prompt": text, "messages": messages, "max_tokens": 40, "seed": 1 });
+    body["options"] = json!({ "num_predict": 5, "temperature": 0, "ignore_eos": true });
+    for (name, value) in fields {
+        body[*name] = value.clone();
+    }
+    body
+}
+
+fn send(server: &TestServer, path: &str, more: &str, body: &Value) -> TcpStream {
+    let body = body.to_string();
+    let head =
+        format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{more}content-length: {}\r\n\r\n", body.len());
+    let mut stream = server.client().connect();
+    stream.write_all((head + &body).as_bytes()).unwrap();
+    stream
+}
+
+/// Waits until an answer beside the gate's is being computed.
+fn begin(served: &Arc<ServedModel>, gate: &Gate) {
+    while served.in_flight().is_empty() {
+        std::thread::yield_now();
+    }
+    gate.step();
+    while served.state().running < 2 {
+        gate.step();
+    }
+}
+
+/// Looks many times whether the server has given up all answers.
+#[track_caller]
+fn assert_given_up(server: &TestServer, served: &ServedModel, what: &str) {
+    for _ in 0..3000 {
+        if served.in_flight().is_empty() {
+            return;
+        }
+        assert_eq!(server.get("/health").status, 200);
+    }
+    panic!("{what}: the client is gone, and its answer is still being computed");
+}
+
+#[test]
+fn a_dropped_connection_ends_its_answer_within_one_step() {
+    let stream = [("stream", json!(true))];
+    let cases = [
+        ("/v1/chat/completions", "", long(&[])),
+        // The server has sent something, but nothing of the answer.
+        ("/v1/chat/completions", "expect: 100-continue\r\n", long(&[])),
+        ("/v1/embeddings", "", json!({ "input": "a b c ".repeat(60) })),
+        // Before the first token, nothing is written that could fail.
+        ("/completion", "", long(&stream)),
+        ("/v1/completions", "", long(&stream)),
+        ("/api/generate", "", long(&stream)),
+    ];
+    for (path, more, body) in cases {
+        let server = TestServer::start();
+        let served = server.app.models().loaded().pop().unwrap();
+        let gate = Gate::new(&served);
+        let mut client = send(&server, path, more, &body);
+        if !more.is_empty() {
+            let mut interim = [0; 25];
+            client.read_exact(&mut interim).unwrap();
+            assert_eq!(&interim, b"HTTP/1.1 100 Continue\r\n\r\n");
+        }
+        begin(&served, &gate);
+        if body["stream"] == true {
+            // All that was sent: a connection with bytes that nobody has read is reset at once.
+            let stream = Stream::of(client);
+            assert_eq!(stream.status, 200);
+            drop(stream);
+        } else {
+            drop(client);
+        }
+        assert_given_up(&server, &served, path);
+        // No step was computed meanwhile, and none is computed for it from now on.
+        gate.step();
+        assert_eq!(served.state().running, 1, "{path}");
+        drop((gate, served));
+        server.assert_idle();
+    }
+}
+
+/// The engine accepts a request between two steps, and whoever asked hears of it later, or never.
+#[test]
+fn a_request_that_was_accepted_unheard_is_cancelled() {
+    let served = Arc::new(Setup::default().served());
+    let gate = Gate::new(&served);
+    let body = JsonBody::parse(long(&[]).to_string().as_bytes()).unwrap();
+    let generation = requests::parse("/v1/chat/completions", &body, &served).unwrap().remove(0);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+    let _entered = runtime.enter();
+    let caller = Caller::default();
+    let mut answer = Box::pin(served.generate(generation, &caller));
+    let mut context = Context::from_waker(Waker::noop());
+    while served.in_flight().is_empty() {
+        assert!(answer.as_mut().poll(&mut context).is_pending());
+    }
+    gate.step();
+    assert_eq!(served.state().running, 2);
+    drop(answer);
+    gate.step();
+    assert_eq!(served.state().running, 1);
+}
+
+/// One that has only ended its side gets what others get.
+#[test]
+fn a_client_that_ended_its_side_gets_its_stream() {
+    for path in ["/completion", "/v1/chat/completions", "/v1/messages", "/api/chat"] {
+        let server = TestServer::start();
+        let more = [
+            ("stream", json!(true)),
+            ("max_tokens", json!(5)),
+            ("temperature", json!(0)),
+            ("ignore_eos", json!(true)),
+        ];
+        let body = long(&more);
+        let whole = server.post(path, &body).text();
+        let served = server.app.models().loaded().pop().unwrap();
+        let gate = Gate::new(&served);
+        let client = send(&server, path, "connection: close\r\n", &body);
+        begin(&served, &gate);
+        // Once it has begun to answer, it asks within the answer whether the client is still there.
+        let mut stream = Stream::of(client.try_clone().unwrap());
+        client.shutdown(Shutdown::Write).unwrap();
+        let mut all = Vec::new();
+        let heard = |all: &[u8]| all.ends_with(b": ping\n\n") || all.ends_with(b" ");
+        while !heard(&all) {
+            all.extend(stream.chunk().unwrap());
+        }
+        drop((gate, served));
+        while let Some(chunk) = stream.chunk() {
+            all.extend(chunk);
+        }
+        let text = String::from_utf8(all).unwrap();
+        let events =
+            |text: &str| text.lines().filter(|line| line.len() > 1 && !line.starts_with(':')).count();
+        assert_eq!(events(&text), events(&whole), "{path}: {text}");
+        if path.starts_with("/api") {
+            let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+            assert_eq!(last["done"], true);
+            assert!(text.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()), "{text}");
+        }
+        server.assert_idle();
+    }
+}
