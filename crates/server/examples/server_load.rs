@@ -86,6 +86,20 @@ const GROWTH: f64 = 1.0;
 /// The most that the server may cost over its engine, in percent.
 const OVERHEAD: f64 = 3.0;
 
+/// The sample that has the memory of the server.
+const MEMORY: &str = "process_resident_memory_bytes";
+
+/// The least memory that a server without requests comes down to. It gives memory back some time after the last answer, and again when
+/// the threads that it needed have ended.
+async fn rest(address: SocketAddr) -> f64 {
+    let mut least = f64::INFINITY;
+    for _ in 0..if cfg!(debug_assertions) { 4 } else { 20 } {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        least = least.min(metric(address, MEMORY).await.unwrap());
+    }
+    least
+}
+
 /// Storms on a server whose KV cache is full. The first one fills whatever else is kept for later, the allocator's memory for example: what
 /// the server has after it is what the others must come back to.
 async fn storms(address: SocketAddr, storm: Storm) {
@@ -95,7 +109,7 @@ async fn storms(address: SocketAddr, storm: Storm) {
         let started = Instant::now();
         let report = Storm { seed, ..storm }.run(address).await;
         let left = settle(address).await.unwrap();
-        let memory = metric(address, "process_resident_memory_bytes").await.unwrap();
+        let memory = rest(address).await;
         let descriptors = metric(address, "process_open_fds").await.unwrap();
         println!(
             "seed {seed}: {} complete, {} refused with 429, {} left, {} errors; {:.0} s; {:.1} MB resident, {descriptors} descriptors",
@@ -135,15 +149,17 @@ async fn streams(address: SocketAddr, count: usize, time: Duration) {
         });
     }
     tokio::time::sleep_until(warm.into()).await;
-    let before = metric(address, "process_resident_memory_bytes").await.unwrap();
+    let before = metric(address, MEMORY).await.unwrap();
     // Some are between two answers at any time.
     let mut most = 0_f64;
     while Instant::now() < ending && most < count as f64 {
         most = most.max(metric(address, "llamacpp:requests_processing").await.unwrap());
     }
+    // As busy as it was then: a server without requests gives memory back.
+    tokio::time::sleep_until((ending - time / 20).into()).await;
+    let after = metric(address, MEMORY).await.unwrap();
     all_ended(all).await.unwrap();
     let left = settle(address).await.unwrap();
-    let after = metric(address, "process_resident_memory_bytes").await.unwrap();
     let drift = (after / before - 1.0) * 100.0;
     let tokens = tokens.load(Ordering::Relaxed);
     println!(

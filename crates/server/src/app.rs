@@ -13,6 +13,9 @@ use crate::operation::request_counts::RequestCounts;
 use crate::operation::tls::TlsFiles;
 use crate::registry::ModelRegistry;
 
+/// Gives memory that is not used any more back to the system.
+pub type MemoryRelease = Box<dyn Fn() + Send + Sync>;
+
 /// The state that all requests share: models, keys and limits.
 pub struct App {
     models: ModelRegistry,
@@ -25,6 +28,7 @@ pub struct App {
     tls: Option<TlsFiles>,
     requests: RequestCounts,
     bodies: Arc<BodyMemory>,
+    release: Option<MemoryRelease>,
     started: Instant,
     /// Whether the first model is still being loaded.
     starting: AtomicBool,
@@ -45,6 +49,7 @@ impl App {
             local: AtomicBool::new(false),
             tls: None,
             requests: RequestCounts::default(),
+            release: None,
             started: Instant::now(),
             starting: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
@@ -67,6 +72,17 @@ impl App {
     #[must_use]
     pub fn with_tls(self, tls: TlsFiles) -> App {
         App { tls: Some(tls), ..self }
+    }
+
+    /// With what gives memory back once the server has nothing to do after a time in which it took more.
+    #[must_use]
+    pub fn with_memory_release(self, release: MemoryRelease) -> App {
+        App { release: Some(release), ..self }
+    }
+
+    /// What gives memory back.
+    pub(crate) fn memory_release(&self) -> Option<&MemoryRelease> {
+        self.release.as_ref()
     }
 
     /// The pages that may use the server.

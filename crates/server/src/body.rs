@@ -2,6 +2,7 @@
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
+use axum::http::{HeaderMap, HeaderValue, header};
 use http_body::Body as _;
 use serde_json::{Map, Value};
 use std::pin::pin;
@@ -48,6 +49,7 @@ impl FromRequest<Arc<App>> for JsonBody {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<JsonBody, ApiError> {
         let limits = app.limits();
+        check_coding(request.headers())?;
         let read = read(request.into_body(), app);
         let (bytes, room) = tokio::time::timeout(limits.body_time, read).await.map_err(|_| {
             ApiError::new(
@@ -69,6 +71,22 @@ impl FromRequest<Arc<App>> for JsonBody {
         let failed = |_| ApiError::new(ErrorKind::Internal, "the body could not be parsed");
         tokio::task::spawn_blocking(parse).await.map_err(failed)?
     }
+}
+
+/// Bodies are read as they are sent: one that is compressed, or in a coding that the server does not know, would be taken for something
+/// else than proxies before it take it for.
+fn check_coding(headers: &HeaderMap) -> Result<(), ApiError> {
+    for (name, known) in [(header::CONTENT_ENCODING, "identity"), (header::TRANSFER_ENCODING, "chunked")] {
+        let values = headers.get_all(&name);
+        let is_known =
+            |value: &HeaderValue| value.as_bytes().trim_ascii().eq_ignore_ascii_case(known.as_bytes());
+        if values.iter().count() > 1 || !values.iter().all(is_known) {
+            let message =
+                format!("bodies with another {name} than {known} are not read; send the body as it is");
+            return Err(ApiError::invalid(message));
+        }
+    }
+    Ok(())
 }
 
 /// The text of a body for a log that a terminal may show: control characters, and those that change the direction of text, are

@@ -20,6 +20,7 @@ use crate::app::App;
 use crate::operation::awaited_body::AwaitedBody;
 use crate::operation::exchange::Exchange;
 use crate::operation::listener::{ListenAddress, Listener};
+use crate::operation::process::MemoryKeeper;
 use crate::operation::timed_io::TimedIo;
 use crate::routes;
 
@@ -162,10 +163,12 @@ impl Server {
     }
 }
 
-/// Unloads models whose time is over.
+/// Unloads models whose time is over, and gives memory back.
 async fn sweep(app: Arc<App>) {
+    let mut memory = MemoryKeeper::default();
     loop {
         let next = app.models().sweep();
+        memory.look(&app).await;
         tokio::time::sleep(next).await;
     }
 }

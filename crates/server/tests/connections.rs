@@ -184,6 +184,46 @@ fn unknown_routes_and_methods_have_the_dialects_form() {
 }
 
 #[test]
+fn names_that_are_no_text_are_refused_in_the_dialects_form() {
+    let server = TestServer::start();
+    for path in ["/v1/models/%ff%fe", "/models/%80"] {
+        let answer = server.get(path);
+        assert_eq!(answer.status, 400, "{}", answer.text());
+        assert_eq!(answer.json()["error"]["param"], "model", "{}", answer.text());
+    }
+}
+
+/// A proxy may have read another body than the server would.
+#[test]
+fn bodies_in_other_codings_are_refused_by_name() {
+    let server = TestServer::start();
+    let body = "{\"content\":\"hi\"}";
+    let chunked = format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+    let ask = |headers: &str, body: &str| {
+        let head =
+            format!("POST /tokenize HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n");
+        String::from_utf8(server.client().raw((head + body).as_bytes())).unwrap()
+    };
+    let length = format!("content-length: {}\r\n", body.len());
+    for (headers, body, named) in [
+        ("transfer-encoding: gzip, chunked\r\n", &chunked, "transfer-encoding"),
+        ("transfer-encoding: chunked, chunked\r\n", &chunked, "transfer-encoding"),
+        ("transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n", &chunked, "transfer-encoding"),
+        (&format!("content-encoding: gzip\r\n{length}"), &body.to_owned(), "content-encoding"),
+    ] {
+        let answer = ask(headers, body);
+        assert!(answer.contains("HTTP/1.1 400") && answer.contains(named), "{headers}: {answer}");
+    }
+    for (headers, body) in [
+        ("transfer-encoding: Chunked\r\n", &chunked),
+        (&format!("content-encoding: identity\r\n{length}"), &body.to_owned()),
+    ] {
+        let answer = ask(headers, body);
+        assert!(answer.contains("HTTP/1.1 200"), "{headers}: {answer}");
+    }
+}
+
+#[test]
 fn the_page_is_for_browsers() {
     let server = TestServer::start();
     assert_eq!(server.get("/").text(), "Ollama is running");

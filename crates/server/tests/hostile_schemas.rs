@@ -274,3 +274,48 @@ fn requests_that_cannot_succeed_are_refused_before_the_first_byte() {
     assert!([200, 400].contains(&answer.status), "{}", answer.text());
     server.assert_idle();
 }
+
+/// Only one of two forms could be kept, and the other would be broken silently.
+#[test]
+fn two_forms_of_one_answer_are_refused() {
+    let server = TestServer::start();
+    let format = json!({ "type": "json_object" });
+    let cases = [
+        (json!({ "response_format": format, "grammar": "root ::= \"a\"" }), "grammar"),
+        (json!({ "response_format": format, "guided_regex": "a" }), "guided_regex"),
+        (json!({ "guided_choice": ["a"], "guided_regex": "b" }), "guided_choice"),
+        (json!({ "structured_outputs": { "regex": "a", "choice": ["b"] } }), "structured_outputs.choice"),
+        (json!({ "json_schema": { "type": "string" }, "grammar": "root ::= \"a\"" }), "grammar"),
+    ];
+    for (more, field) in cases {
+        let answer = server.post("/v1/chat/completions", &with(conversation(json!({})), more.clone()));
+        assert_eq!(answer.status, 400, "{more}: {}", answer.text());
+        assert_eq!(answer.json()["error"]["param"], field, "{more}: {}", answer.text());
+        assert!(answer.text().contains("cannot be used together with"), "{more}: {}", answer.text());
+    }
+    // What asks for no form is none.
+    let fine = json!({ "response_format": { "type": "text" }, "grammar": "", "guided_json_object": false, "guided_regex": "ab",
+        "structured_outputs": {}, "json_schema": null });
+    let answer = server.post("/v1/chat/completions", &with(conversation(json!({})), fine)).ok();
+    assert_eq!(answer["choices"][0]["message"]["content"], "ab");
+}
+
+/// The engine compares every token with them, and each choice has its own.
+#[test]
+fn lists_that_tokens_are_compared_with_are_bounded() {
+    let server = TestServer::start();
+    let many: Vec<String> = (0..513).map(|number| format!("stop {number}")).collect();
+    let long = vec!["x".repeat(70 << 10)];
+    for (path, field) in [
+        ("/v1/chat/completions", "stop"),
+        ("/v1/messages", "stop_sequences"),
+        ("/v1/chat/completions", "dry_sequence_breakers"),
+    ] {
+        for list in [&many, &long] {
+            let answer = server.post(path, &with(conversation(json!({})), json!({ field: list })));
+            assert_eq!(answer.status, 400, "{field}: {}", answer.text());
+            assert!(answer.text().contains(&format!("{field} has ")), "{field}: {}", answer.text());
+        }
+        server.post(path, &with(conversation(json!({})), json!({ field: &many[..512] }))).ok();
+    }
+}

@@ -342,3 +342,25 @@ fn bodies_of_all_requests_share_a_limit() {
     assert!(answer.header("retry-after").is_some());
     server.post(CHAT, &hello()).ok();
 }
+
+#[test]
+fn memory_is_given_back_when_there_is_nothing_to_do() {
+    let released = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counter = Arc::clone(&released);
+    let release = move || {
+        counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    };
+    let server = TestServer::of(Setup::default().app().with_memory_release(Box::new(release)));
+    let times = || released.load(std::sync::atomic::Ordering::Relaxed);
+    while times() == 0 {
+        std::thread::yield_now();
+    }
+    // Again, once there is more of it.
+    let before = times();
+    let more = vec![1u8; 256 << 20];
+    while times() == before {
+        std::thread::yield_now();
+    }
+    assert_eq!(more.last(), Some(&1));
+    drop(server);
+}

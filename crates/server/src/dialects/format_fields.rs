@@ -9,6 +9,7 @@ use crate::openapi::schema::{any_object, any_of, flag, list, one_of, request, te
 
 /// The form that `response_format`, `json_schema` or `grammar` ask for, or the fields that vLLM has for the same.
 pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
+    check_alone(fields, FIELDS)?;
     if let Some(format) = fields.object("response_format")? {
         let known = ["text", "json_object", "json_schema", "regex", "grammar"];
         match format.one_of("type", &known)?.ok_or_else(|| format.missing("type"))? {
@@ -33,19 +34,17 @@ pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
             _ => {}
         }
     }
-    if let Some(outputs) = fields.object("structured_outputs")?
-        && let Some(constraint) = guided(&outputs, "")?
-    {
-        return Ok(constraint);
+    if let Some(outputs) = fields.object("structured_outputs")? {
+        check_alone(&outputs, &["json", "json_object", "regex", "choice", "grammar"])?;
+        if let Some(constraint) = guided(&outputs, "")? {
+            return Ok(constraint);
+        }
     }
     if let Some(constraint) = guided(fields, "guided_")? {
         return Ok(constraint);
     }
     let grammar_text = fields.text("grammar")?.filter(|grammar| !grammar.is_empty());
     if let Some(schema) = fields.schema("json_schema")? {
-        if grammar_text.is_some() {
-            return Err(fields.error("grammar", "cannot be used together with json_schema"));
-        }
         return Ok(Constraint::JsonSchema(schema));
     }
     Ok(match grammar_text {
@@ -66,6 +65,27 @@ const FIELDS: &[&str] = &[
     "json_schema",
     "grammar",
 ];
+
+/// Refuses two forms of one answer, only one of which could be kept.
+fn check_alone(fields: &Fields<'_>, names: &[&str]) -> Result<(), ApiError> {
+    let asks = |name: &&&str| match fields.value(name) {
+        None | Some(Value::Bool(false)) => false,
+        // Forms that are none.
+        Some(Value::String(text)) => !text.is_empty(),
+        Some(Value::Object(object)) if **name == "response_format" => {
+            object.get("type").and_then(Value::as_str) != Some("text")
+        }
+        Some(Value::Object(object)) if **name == "structured_outputs" => !object.is_empty(),
+        Some(_) => true,
+    };
+    let mut asking = names.iter().filter(asks);
+    match (asking.next(), asking.next()) {
+        (Some(first), Some(second)) => {
+            Err(fields.error(second, format!("cannot be used together with {}", fields.place(first))))
+        }
+        _ => Ok(()),
+    }
+}
 
 /// The field that [`constraint`] reads, for errors.
 pub fn constraint_field(fields: &Fields<'_>) -> Option<&'static str> {

@@ -37,8 +37,7 @@ pub fn sampling(fields: &Fields<'_>, served: &ServedModel) -> Result<SamplingOpt
             base: float("dry_base", defaults.dry.base)?,
             allowed_length: fields.count("dry_allowed_length")?.unwrap_or(defaults.dry.allowed_length),
             last_n: last_n(fields, "dry_penalty_last_n", defaults.dry.last_n)?,
-            sequence_breakers: fields
-                .texts("dry_sequence_breakers")?
+            sequence_breakers: short_texts(fields, "dry_sequence_breakers")?
                 .unwrap_or_else(|| defaults.dry.sequence_breakers.clone()),
         },
         logit_bias: logit_bias(fields, served)?,
@@ -275,9 +274,28 @@ pub(crate) fn limit_schema(least: i64) -> Value {
     json!({ "type": "integer", "minimum": least, "maximum": 9_000_000_000_000_000_i64 })
 }
 
+/// The most strings of a list that every token is compared with, and their bytes: the engine does that for all requests, and each
+/// choice has them.
+const MAX_TEXTS: usize = 512;
+const MAX_TEXT_BYTES: usize = 64 << 10;
+
+/// A string or a list of strings that every token is compared with.
+fn short_texts(fields: &Fields<'_>, name: &str) -> Result<Option<Vec<String>>, ApiError> {
+    let Some(texts) = fields.texts(name)? else { return Ok(None) };
+    let bytes: usize = texts.iter().map(String::len).sum();
+    if texts.len() > MAX_TEXTS || bytes > MAX_TEXT_BYTES {
+        let problem = format!(
+            "has {} strings with {bytes} bytes; at most {MAX_TEXTS} with {MAX_TEXT_BYTES} bytes are allowed",
+            texts.len()
+        );
+        return Err(fields.error(name, problem));
+    }
+    Ok(Some(texts))
+}
+
 /// The stop strings of a request, beside those of the server.
 pub fn stops(fields: &Fields<'_>, name: &str, served: &ServedModel) -> Result<Vec<String>, ApiError> {
-    let mut stops = fields.texts(name)?.unwrap_or_default();
+    let mut stops = short_texts(fields, name)?.unwrap_or_default();
     stops.retain(|stop| !stop.is_empty());
     stops.extend(served.defaults.stops.iter().cloned());
     Ok(stops)

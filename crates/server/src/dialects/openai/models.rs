@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use serde_json::{Value, json};
 
@@ -21,8 +22,10 @@ pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
 /// One model.
 pub async fn retrieve(
     State(app): State<Arc<App>>,
-    Path(name): Path<String>,
+    name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    // A name that is no text is none of any model.
+    let Path(name) = name.map_err(|error| ApiError::field("model", format!("is no name: {error}")))?;
     let all = app.models().list();
     let found = all.iter().find(|listed| listed.name == name);
     found.map(|listed| Json(describe_listed(listed))).ok_or_else(|| ApiError::model_not_found(&name))
