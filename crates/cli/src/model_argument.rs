@@ -38,7 +38,7 @@ const FAMILIES: &[&str] = &[
 ///
 /// # Errors
 /// If the first text looks like the name of a model that is not a file: it would become part of a prompt to the default
-/// model.
+/// model. If it is a model, and `-m` or `-hf` names another.
 pub(crate) fn split<'t>(
     options: &ModelOptions,
     texts: &'t [String],
@@ -59,6 +59,10 @@ pub(crate) fn split<'t>(
                 None => Ok((options.clone(), texts)),
             }
         }
+        Some((first, _)) if has_magic(Path::new(first)) => Err(Failure::Usage(format!(
+            "{first} is a model, and so is that of {}; name one of them (a text that begins so is given with -p)",
+            options.model_option()
+        ))),
         _ => Ok((options.clone(), texts)),
     }
 }

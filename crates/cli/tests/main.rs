@@ -16,6 +16,7 @@ mod hostile_text;
 mod hub;
 mod inspect;
 mod interruption;
+mod judging;
 mod model_argument;
 mod output_files;
 mod outputs;

@@ -7,7 +7,8 @@ use quadriga_gguf::File;
 use quadriga_llm::{Engine, EngineOptions};
 use quadriga_models::check_output;
 use quadriga_models::quality::{
-    TensorError, TextComparison, UnpairedTensors, chunk_tokens, compare_tensors, compare_texts, error_page,
+    QualityError, TensorError, TextComparison, UnpairedTensors, check_vocabularies, chunk_tokens,
+    compare_tensors, compare_texts, error_page,
 };
 use quadriga_view::format::plural;
 
@@ -66,17 +67,21 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Outcome {
         check_output(html, models.chain(arguments.file.clone()))?;
         check_folder(html)?;
     }
+    let (reference, other) = (File::open(&arguments.reference)?, File::open(&arguments.other)?);
+    check_vocabularies(&reference, &other)?;
     let text = match &arguments.file {
         Some(path) => Some(judge(
             &arguments.model,
             (&arguments.reference, &arguments.other),
             &read_text(path)?,
-            (chunk_size(arguments.chunk_size, &arguments.model), arguments.chunks),
+            (chunk_size(arguments.chunk_size, &arguments.model)?, arguments.chunks),
         )?),
         None => None,
     };
-    let (reference, other) = (File::open(&arguments.reference)?, File::open(&arguments.other)?);
     let tensors = compare_tensors(&reference, &other)?;
+    if tensors.is_empty() && text.is_none() {
+        return Err(quadriga_models::Error::from(QualityError::NoTensorPairs).into());
+    }
     let unpaired = UnpairedTensors::of(&reference, &other);
     if let Some(path) = &arguments.html {
         let title = format!("{} against {}", arguments.other.display(), arguments.reference.display());
@@ -132,9 +137,14 @@ pub(crate) fn judge(
     let (mut first, tokens) = engine(reference)?;
     let (mut second, others) = engine(other)?;
     if tokens != others {
-        return Err(Failure::Message(
-            "the models divide the text into different tokens: they cannot be compared".to_owned(),
-        ));
+        let at = tokens.iter().zip(&others).take_while(|(a, b)| a == b).count();
+        let (first, second) = (tokens.get(at), others.get(at));
+        let name = |token: Option<&u32>| token.map_or_else(|| "the end".to_owned(), u32::to_string);
+        return Err(Failure::Message(format!(
+            "the models divide the text into different tokens, from number {at} on ({} and {}): they cannot be compared",
+            name(first),
+            name(second)
+        )));
     }
     let tokens = first_chunks(&tokens, chunks, chunk);
     let ctrl_c = interrupt::catch();
@@ -184,6 +194,9 @@ fn print_tensors(out: &mut dyn Write, tensors: &[TensorError], all: bool) -> Out
                 100.0 * tensor.relative
             )?;
         }
+    }
+    if tensors.is_empty() {
+        return Ok(());
     }
     let elements: u64 = tensors.iter().map(|tensor| tensor.elements).sum();
     let squares: f64 = tensors.iter().map(|tensor| tensor.rms * tensor.rms * tensor.elements as f64).sum();

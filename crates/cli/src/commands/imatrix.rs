@@ -1,6 +1,6 @@
 //! `quadriga imatrix`: computes or merges importance matrices.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use quadriga_llm::EngineOptions;
 use quadriga_models::check_output;
@@ -18,7 +18,7 @@ use crate::{interrupt, piped_input, values};
 #[derive(clap::Args)]
 pub(crate) struct ImatrixArgs {
     /// GGUF file of the model, also -m
-    #[arg(value_name = "MODEL")]
+    #[arg(value_name = "MODEL", conflicts_with_all = ["model", "hf_repo"])]
     model_file: Option<PathBuf>,
     /// File with the text
     #[arg(short, long, value_name = "FILE")]
@@ -35,10 +35,11 @@ pub(crate) struct ImatrixArgs {
     /// Chunks to compute, 0 for all
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = values::count_or_all)]
     chunks: usize,
-    /// Chunks to skip at the beginning of the text
-    #[arg(long, visible_alias = "chunk", value_name = "N", default_value_t = 0)]
-    from_chunk: usize,
-    /// Continue the file of an interrupted run with the chunks that it does not have yet
+    /// Chunks to skip at the beginning of the text [default: 0; with --resume, as many as the first run]
+    #[arg(long, visible_alias = "chunk", value_name = "N")]
+    from_chunk: Option<usize>,
+    /// Continue the file of an interrupted run with the chunks that it does not have yet; text, size of chunks and --in-file are
+    /// those of the first run
     #[arg(long)]
     resume: bool,
     /// Write the file after every N chunks
@@ -74,6 +75,8 @@ pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
     if resumed {
         let matrix = ImportanceMatrix::read(&arguments.output)?;
         done = matrix.resumed_chunks();
+        // The first run has added those of --in-file.
+        check_merged(&arguments.in_file, &matrix, &arguments.output)?;
         merged = Some(matrix);
     }
     let Some(text_file) = &arguments.file else {
@@ -89,10 +92,14 @@ pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
     let bytes = std::fs::read(text_file).map_err(|error| Failure::file("read", text_file, &error))?;
     let text = piped_input::text(bytes, &text_file.display().to_string())?;
     let name = text_file.display().to_string();
-    let chunk_size = chunk_size(arguments.chunk_size, &arguments.model);
-    if let Some(matrix) = merged.as_ref().filter(|_| resumed) {
-        matrix.check_resumable(&text, &name, chunk_size, &arguments.output)?;
-    }
+    let chunk_size = chunk_size(arguments.chunk_size, &arguments.model)?;
+    let from = match merged.as_ref().filter(|_| resumed) {
+        Some(matrix) => {
+            let chunks = (chunk_size, arguments.from_chunk);
+            matrix.check_resumable(&text, &name, chunks, &arguments.output)?
+        }
+        None => arguments.from_chunk.unwrap_or(0),
+    };
     let options = EngineOptions { output_rows: usize::MAX, context: chunk_size, ..arguments.model.engine() };
     let prepared = options_of_model.prepare(&options)?;
     if let Some(matrix) = &merged {
@@ -100,7 +107,7 @@ pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
         matrix.check_model(prepared.model.file(), path.unwrap_or(&arguments.output))?;
     }
     let tokens = chunk_tokens(prepared.model.tokenizer()?, &text, chunk_size);
-    let skipped = (arguments.from_chunk + done).saturating_mul(chunk_size).min(tokens.len());
+    let skipped = from.saturating_add(done).saturating_mul(chunk_size).min(tokens.len());
     let mut rest = tokens.get(skipped..).unwrap_or_default();
     if arguments.chunks > 0 {
         let wanted = arguments.chunks.saturating_sub(done).saturating_mul(chunk_size);
@@ -124,6 +131,7 @@ pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
             None => matrix,
         };
         (sum.text, sum.text_chunks) = (Some(ImportanceMatrix::text_id(&text)), own);
+        sum.text_start = u32::try_from(from).ok();
         Ok(sum)
     };
     let mut failed = None;
@@ -146,6 +154,21 @@ pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
     if ctrl_c.is_pressed() {
         note!("quadriga: interrupted; --resume continues");
         return Err(Failure::Interrupted);
+    }
+    Ok(())
+}
+
+/// An error if one of these matrices is of a text that the file to continue has nothing of: it would not be added.
+fn check_merged(in_files: &[PathBuf], resumed: &ImportanceMatrix, path: &Path) -> Outcome {
+    for in_file in in_files {
+        let matrix = ImportanceMatrix::read(in_file)?;
+        if let Some(name) = matrix.datasets.iter().find(|name| !resumed.datasets.contains(name)) {
+            return Err(Failure::Usage(format!(
+                "--resume continues {}, to which --in-file {} was not added: it has nothing of {name:?}; add it with a run without --resume",
+                path.display(),
+                in_file.display()
+            )));
+        }
     }
     Ok(())
 }

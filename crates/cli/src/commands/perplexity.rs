@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use quadriga_llm::EngineOptions;
-use quadriga_models::quality::{chunk_tokens, perplexity as measure};
+use quadriga_models::quality::{ScoredTokens, chunk_tokens, perplexity as measure};
 use quadriga_view::format::plural;
 
 use crate::failure::{Failure, Outcome};
@@ -15,18 +15,21 @@ use crate::{interrupt, piped_input, values};
 #[derive(clap::Args)]
 pub(crate) struct PerplexityArgs {
     /// GGUF file of the model, also -m
-    #[arg(value_name = "MODEL")]
+    #[arg(value_name = "MODEL", conflicts_with_all = ["model", "hf_repo"])]
     model_file: Option<PathBuf>,
     /// File with the text, - for stdin
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
-    /// Tokens of a chunk, also -c; each is computed from an empty context, and all of its tokens but the first are scored; the first
-    /// is the beginning-of-text token where the model uses one [default: 512]
+    /// Tokens of a chunk, also -c; each is computed from an empty context, and all of its tokens but the first are scored, unlike
+    /// by llama-perplexity (--second-half); the first is the beginning-of-text token where the model uses one [default: 512]
     #[arg(long, value_name = "N", value_parser = values::at_least_one)]
     chunk_size: Option<usize>,
     /// Chunks to compute, 0 for all
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = values::count_or_all)]
     chunks: usize,
+    /// Score the second half of each chunk only, as llama-perplexity does: the first half is context
+    #[arg(long)]
+    second_half: bool,
     /// Print a JSON object
     #[arg(long)]
     json: bool,
@@ -38,22 +41,30 @@ pub(crate) struct PerplexityArgs {
 pub(crate) const CHUNK: usize = 512;
 
 /// The tokens of a chunk: as given, or the context of `-c`, which is that of a chunk in llama.cpp's command.
-pub(crate) fn chunk_size(given: Option<usize>, model: &ModelOptions) -> usize {
-    given.unwrap_or(if model.context > 0 { model.context } else { CHUNK })
+pub(crate) fn chunk_size(given: Option<usize>, model: &ModelOptions) -> Outcome<usize> {
+    match (given, model.context) {
+        (Some(chunk), context) if context > 0 && context != chunk => Err(Failure::Usage(format!(
+            "-c {context} and --chunk-size {chunk}: both are the tokens of a chunk; give one of them"
+        ))),
+        (Some(chunk), _) => Ok(chunk),
+        (None, 0) => Ok(CHUNK),
+        (None, context) => Ok(context),
+    }
 }
 
 /// Prints the perplexity with its confidence interval.
 pub(crate) fn perplexity(arguments: &PerplexityArgs) -> Outcome {
     let text = read_text(&arguments.file)?;
     let model = arguments.model.with_file(arguments.model_file.as_deref());
-    let chunk = chunk_size(arguments.chunk_size, &arguments.model);
+    let chunk = chunk_size(arguments.chunk_size, &arguments.model)?;
     let options = EngineOptions { output_rows: usize::MAX, context: chunk, ..model.engine() };
     let prepared = model.prepare(&options)?;
     let tokens = chunk_tokens(prepared.model.tokenizer()?, &text, chunk);
     let tokens = first_chunks(&tokens, arguments.chunks, chunk);
     let (mut engine, _) = prepared.engine()?;
     let ctrl_c = interrupt::catch();
-    let found = measure(&mut engine, tokens, chunk, &mut |number, so_far| {
+    let scored = if arguments.second_half { ScoredTokens::SecondHalf } else { ScoredTokens::All };
+    let found = measure(&mut engine, tokens, chunk, scored, &mut |number, so_far| {
         if !arguments.model.quiet {
             note!("chunk {number} of {}: {so_far:.4}", tokens.len() / chunk);
         }
@@ -68,18 +79,31 @@ pub(crate) fn perplexity(arguments: &PerplexityArgs) -> Outcome {
         let mut object = serde_json::to_value(&found)?;
         if let Some(object) = object.as_object_mut() {
             object.insert("chunk_size".to_owned(), chunk.into());
-            object.insert("scored".to_owned(), "all tokens of a chunk but the first".into());
+            let scored = match scored {
+                ScoredTokens::All => "all tokens of a chunk but the first",
+                ScoredTokens::SecondHalf => "the second half of a chunk but its first token",
+            };
+            object.insert("scored".to_owned(), scored.into());
         }
         serde_json::to_writer(&mut out, &object)?;
         writeln!(out)?;
     } else {
         let tokens = plural(found.tokens, "token", "tokens");
         writeln!(out, "perplexity {:.4} over {tokens} ({:.5} nats a token)", found.perplexity, found.nll)?;
-        writeln!(
-            out,
-            "scored: all tokens but the first of each of {}; llama-perplexity scores the second half of each only",
-            plural(found.chunk_nll.len(), &format!("chunk of {chunk}"), &format!("chunks of {chunk}"))
-        )?;
+        let chunks =
+            plural(found.chunk_nll.len(), &format!("chunk of {chunk}"), &format!("chunks of {chunk}"));
+        match scored {
+            ScoredTokens::All => writeln!(
+                out,
+                "scored: all tokens but the first of each of {chunks}; llama-perplexity scores the second half of each only (--second-half)"
+            )?,
+            ScoredTokens::SecondHalf => {
+                writeln!(
+                    out,
+                    "scored: the second half of each of {chunks}, but its first token, as by llama-perplexity"
+                )?;
+            }
+        }
     }
     Ok(())
 }

@@ -27,10 +27,10 @@ pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) model: ModelOptions,
     /// GGUF file, as with -m
-    #[arg(value_name = "MODEL", conflicts_with_all = ["model", "instance"])]
+    #[arg(value_name = "MODEL", conflicts_with_all = ["model", "hf_repo", "instance"])]
     file: Option<PathBuf>,
     /// Plan a known model shape without a file, as synth writes it
-    #[arg(long, value_enum, conflicts_with_all = ["model", "file", "instance"])]
+    #[arg(long, value_enum, conflicts_with_all = ["model", "hf_repo", "file", "instance"])]
     preset: Option<Preset>,
     /// Data type of the matrices of --preset
     #[arg(long = "type", value_name = "TYPE", value_parser = synth::matrix_type, requires = "preset")]

@@ -17,6 +17,11 @@ pub enum ImportanceError {
     Merge { tensor: String, ours: usize, theirs: usize },
     #[error("{} cannot be continued: it is of {what}; choose another file with -o", path.display())]
     OtherText { path: PathBuf, what: String },
+    #[error(
+        "{} cannot be continued: it does not say with which chunk of the text it begins; --from-chunk N says it, 0 for the first",
+        path.display()
+    )]
+    UnknownStart { path: PathBuf },
     #[error("the text has {found} tokens; one chunk needs {expected}")]
     ShortText { found: usize, expected: usize },
     #[error(

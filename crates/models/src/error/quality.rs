@@ -11,6 +11,20 @@ pub enum QualityError {
     NotFinite,
     #[error("the models have vocabularies of {reference} and {other} tokens: they cannot be compared")]
     Vocabulary { reference: usize, other: usize },
+    #[error(
+        "token {id} is {reference:?} in the reference and {other:?} in the other model: models with different vocabularies cannot \
+         be compared"
+    )]
+    Token { id: usize, reference: String, other: String },
+    #[error(
+        "{which} has no vocabulary, and the model that it is compared with has one: they cannot be compared"
+    )]
+    NoVocabulary { which: &'static str },
+    #[error(
+        "no tensor of one model has the name and the shape of one of the other: their weights cannot be compared; -f TEXT \
+         compares predictions"
+    )]
+    NoTensorPairs,
     #[error("cancelled")]
     Cancelled,
 }

@@ -254,5 +254,6 @@ fn matrix(collected: &Mutex<Collected>, chunks: usize, chunk: usize, dataset: &s
         chunk_size: chunk as u32,
         text: None,
         text_chunks: 0,
+        text_start: None,
     }
 }

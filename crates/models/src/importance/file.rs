@@ -17,6 +17,8 @@ const COUNTS: &str = ".counts";
 const TEXT: &str = "quadriga.imatrix.text";
 /// The key of the number of its chunks.
 const TEXT_CHUNKS: &str = "quadriga.imatrix.text_chunks";
+/// The key of the first of them.
+const TEXT_START: &str = "quadriga.imatrix.text_start";
 
 impl ImportanceMatrix {
     /// Reads a file, GGUF or the older format.
@@ -48,6 +50,7 @@ impl ImportanceMatrix {
             chunk_size: file.find("imatrix.chunk_size")?.unwrap_or_default(),
             text: file.find::<&str>(TEXT)?.map(str::to_owned),
             text_chunks: 0,
+            text_start: file.find(TEXT_START)?,
             entries: BTreeMap::new(),
         };
         if matrix.text.is_some() {
@@ -101,6 +104,9 @@ impl ImportanceMatrix {
         if let Some(text) = &self.text {
             writer.set(TEXT, text.as_str())?;
             writer.set(TEXT_CHUNKS, self.text_chunks)?;
+        }
+        if let Some(start) = self.text_start {
+            writer.set(TEXT_START, start)?;
         }
         for (name, entry) in &self.entries {
             let matrices = entry.counts.len().max(1);

@@ -32,6 +32,8 @@ pub struct ImportanceMatrix {
     pub text: Option<String>,
     /// Chunks of that text: fewer than all where matrices of other texts were added.
     pub text_chunks: u32,
+    /// The first of these chunks, from 0; `None` where the file does not say.
+    pub text_start: Option<u32>,
 }
 
 impl ImportanceMatrix {
@@ -72,8 +74,15 @@ impl ImportanceMatrix {
         Ok(())
     }
 
-    /// An error unless chunks of this text and size can be added to those that the file at `path` has.
-    pub fn check_resumable(&self, text: &str, dataset: &str, chunk: usize, path: &Path) -> Result<()> {
+    /// An error unless chunks of this text and size, from chunk `from` on, can be added to those that the file at `path` has.
+    /// Returns the chunk with which the file begins, which is `from` if that is given.
+    pub fn check_resumable(
+        &self,
+        text: &str,
+        dataset: &str,
+        (chunk, from): (usize, Option<usize>),
+        path: &Path,
+    ) -> Result<usize> {
         let other = |what: String| ImportanceError::OtherText { path: path.to_owned(), what };
         let same = match &self.text {
             Some(id) => *id == ImportanceMatrix::text_id(text),
@@ -84,10 +93,17 @@ impl ImportanceMatrix {
             let name = self.datasets.first().map_or("", String::as_str);
             return Err(other(format!("the text {name:?}, which is not the content of {dataset:?}")).into());
         }
-        match self.chunk_size as usize {
-            0 => Ok(()),
-            size if size == chunk => Ok(()),
-            size => Err(other(format!("chunks of {size} tokens, not {chunk}")).into()),
+        let size = self.chunk_size as usize;
+        if size != 0 && size != chunk {
+            return Err(other(format!("chunks of {size} tokens, not {chunk}")).into());
+        }
+        match (self.text_start.map(|start| start as usize), from) {
+            (Some(start), Some(from)) if start != from => {
+                Err(other(format!("the chunks from --from-chunk {start} on, not from {from}")).into())
+            }
+            (Some(start), _) => Ok(start),
+            (None, Some(from)) => Ok(from),
+            (None, None) => Err(ImportanceError::UnknownStart { path: path.to_owned() }.into()),
         }
     }
 
@@ -119,14 +135,31 @@ impl ImportanceMatrix {
                 self.datasets.push(name.clone());
             }
         }
-        if self.text == other.text {
-            self.text_chunks = self.text_chunks.saturating_add(other.text_chunks);
-        } else {
-            (self.text, self.text_chunks) = (None, 0);
+        match self.joined_start(other) {
+            Some(start) => {
+                self.text_start = start;
+                self.text_chunks = self.text_chunks.saturating_add(other.text_chunks);
+            }
+            None => (self.text, self.text_chunks, self.text_start) = (None, 0, None),
         }
         self.chunk_count = self.chunk_count.saturating_add(other.chunk_count);
         self.chunk_size = self.chunk_size.max(other.chunk_size);
         Ok(())
+    }
+
+    /// The first chunk of two matrices of one text, of which one begins where the other ends; `None` for others.
+    fn joined_start(&self, other: &ImportanceMatrix) -> Option<Option<u32>> {
+        if self.text != other.text {
+            return None;
+        }
+        match (self.text_start, other.text_start) {
+            (Some(ours), Some(theirs)) if ours.saturating_add(self.text_chunks) == theirs => Some(Some(ours)),
+            (Some(ours), Some(theirs)) if theirs.saturating_add(other.text_chunks) == ours => {
+                Some(Some(theirs))
+            }
+            (None, None) => Some(None),
+            _ => None,
+        }
     }
 
     /// The importance of a weight's columns, per matrix (expert), around 1. Experts that no token used get 1 everywhere.

@@ -82,22 +82,46 @@ fn surprise(logits: &[f32], token: u32) -> Result<f64> {
     Ok(normalizer(logits)? - f64::from(logit))
 }
 
-/// The perplexity of a text in chunks of `chunk` tokens, each computed from an empty context; all tokens of a chunk but
-/// the first are predicted. `each` is called after each chunk with its number and the perplexity so far; false stops.
+/// Which tokens of a chunk count for the perplexity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ScoredTokens {
+    /// All but the first, which nothing predicts.
+    #[default]
+    All,
+    /// Those of the second half but its first, as llama-perplexity has it: the tokens before them are context only.
+    SecondHalf,
+}
+
+impl ScoredTokens {
+    /// The position of the first scored token in a chunk of this size.
+    fn first(self, chunk: usize) -> usize {
+        match self {
+            ScoredTokens::All => 1,
+            ScoredTokens::SecondHalf => (chunk / 2 + 1).min(chunk.saturating_sub(1)).max(1),
+        }
+    }
+}
+
+/// The perplexity of a text in chunks of `chunk` tokens, each computed from an empty context. `each` is called after each
+/// chunk with its number and the perplexity so far; false stops.
 pub fn perplexity(
     engine: &mut Engine,
     tokens: &[u32],
     chunk: usize,
+    scored: ScoredTokens,
     each: &mut dyn FnMut(usize, f64) -> bool,
 ) -> Result<Perplexity> {
     let (mut all, mut chunk_nll) = (Vec::new(), Vec::new());
     for (number, part) in chunks(tokens, chunk)?.enumerate() {
         engine.truncate(0, 0);
         let first = all.len();
+        let unscored = scored.first(chunk) - 1;
         let pairs = part.get(..chunk - 1).unwrap_or_default().chunks(AT_ONCE);
-        for (tokens, next) in pairs.zip(part.get(1..).unwrap_or_default().chunks(AT_ONCE)) {
+        for (number, (tokens, next)) in
+            pairs.zip(part.get(1..).unwrap_or_default().chunks(AT_ONCE)).enumerate()
+        {
             advance(engine, tokens)?;
-            for (row, next) in next.iter().enumerate() {
+            for (row, next) in next.iter().enumerate().skip(unscored.saturating_sub(number * AT_ONCE)) {
                 all.push(surprise(engine.logits(row), *next)?);
             }
         }

@@ -106,7 +106,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = values::whole)]
     topic: usize,
     /// GGUF file, as with -m
-    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    #[arg(value_name = "MODEL", conflicts_with_all = ["model", "hf_repo"])]
     file: Option<PathBuf>,
     /// Several values of -t
     #[arg(long, value_delimiter = ',', value_parser = values::threads, hide = true)]

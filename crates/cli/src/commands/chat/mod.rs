@@ -26,7 +26,7 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) model: ModelOptions,
     /// GGUF file, as with -m
-    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    #[arg(value_name = "MODEL", conflicts_with_all = ["model", "hf_repo"])]
     file: Option<PathBuf>,
 }
 

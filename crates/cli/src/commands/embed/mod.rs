@@ -143,11 +143,7 @@ impl Job {
         }
         let by_head = can_rank(model) && arguments.pooling.is_none_or(|pooling| pooling == Pooling::Rank);
         let query = arguments.query.as_deref();
-        if query.is_some() && arguments.pooling == Some(Pooling::None) {
-            return Err(Failure::Usage(
-                "--query needs one vector for each text: --pooling none has many".to_owned(),
-            ));
-        }
+        check_pooling(arguments)?;
         let pair = query.filter(|_| by_head);
         let tokens = texts.iter().map(|text| match pair {
             Some(query) => pair_tokens(model, query, text),
@@ -223,6 +219,21 @@ impl Job {
             prepared.memory()
         );
     }
+}
+
+/// An error if texts are to be compared by their vectors, of which each has many.
+fn check_pooling(arguments: &EmbedArgs) -> Outcome {
+    let option = match (arguments.similarity, arguments.query.is_some()) {
+        (true, _) => "--similarity",
+        (_, true) => "--query",
+        _ => return Ok(()),
+    };
+    if arguments.pooling != Some(Pooling::None) {
+        return Ok(());
+    }
+    Err(Failure::Usage(format!(
+        "{option} needs one vector for each text: --pooling none has one for each token"
+    )))
 }
 
 /// An error that names all texts that cannot be computed, before any is.
