@@ -1,8 +1,10 @@
 //! Output files that appear under their names only once they are complete.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use tempfile::{Builder, NamedTempFile};
 
@@ -39,13 +41,23 @@ impl AtomicFile {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
         };
+        let Some(name) = target.file_name() else {
+            let why = io::Error::new(io::ErrorKind::InvalidInput, "it is not the name of a file");
+            return Err(Failure::file("write", target, &why));
+        };
+        let mut prefix = OsString::from(".");
+        prefix.push(name);
+        prefix.push(".");
+        remove_stale(folder, &prefix);
         let mut builder = Builder::new();
-        builder.prefix(".quadriga-").suffix(".tmp");
+        builder.prefix(&prefix).suffix(".tmp");
         // Readable by others, as the umask allows: temporary files are private by default.
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         let temporary =
             builder.tempfile_in(folder).map_err(|error| Failure::file("create", target, &plain(error)))?;
+        // By the lock others see that somebody writes it. Where files have none, they are left alone.
+        let _ = temporary.as_file().try_lock();
         Ok(AtomicFile { output: Output::Temporary(temporary), target: target.to_owned() })
     }
 
@@ -67,6 +79,26 @@ impl AtomicFile {
             Output::Direct(mut file) => file.flush().map_err(|error| failed(&error))?,
         }
         Ok(())
+    }
+}
+
+/// The age from which a temporary file that nobody has locked was left behind: a new one is locked within this time.
+const STALE: Duration = Duration::from_secs(10);
+
+/// Removes temporary files of the same target that killed runs left: their processes hold no lock any more.
+fn remove_stale(folder: &Path, prefix: &OsStr) {
+    for file in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = file.file_name();
+        let random = name.as_encoded_bytes().strip_prefix(prefix.as_encoded_bytes());
+        let random = random.and_then(|rest| rest.strip_suffix(b".tmp"));
+        let is_own =
+            random.is_some_and(|random| random.len() == 6 && random.iter().all(u8::is_ascii_alphanumeric));
+        let is_old = |time: SystemTime| time.elapsed().is_ok_and(|age| age >= STALE);
+        let is_plain = fs::symlink_metadata(file.path())
+            .is_ok_and(|found| found.is_file() && found.modified().is_ok_and(is_old));
+        if is_own && is_plain && File::open(file.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            let _ = fs::remove_file(file.path()); // If it cannot be removed, it stays.
+        }
     }
 }
 
@@ -99,5 +131,44 @@ impl Write for AtomicFile {
             Output::Temporary(file) => file.flush(),
             Output::Direct(file) => file.flush(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_killed_runs_are_removed_and_those_of_running_ones_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let put = |name: &str, age: u64| {
+            let file = File::create(folder.path().join(name)).unwrap();
+            file.set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
+            file
+        };
+        drop(put(".plan.json.aB3dE6.tmp", 60));
+        let busy = put(".plan.json.aaaaaa.tmp", 60);
+        busy.lock().unwrap();
+        for (name, age) in
+            [(".plan.json.bbbbbb.tmp", 0), (".other.json.aB3dE6.tmp", 60), (".plan.json.x.tmp", 60)]
+        {
+            drop(put(name, age));
+        }
+        AtomicFile::write_text(&folder.path().join("plan.json"), "{}").unwrap();
+        let mut left: Vec<String> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|file| file.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        assert_eq!(
+            left,
+            [
+                ".other.json.aB3dE6.tmp",
+                ".plan.json.aaaaaa.tmp",
+                ".plan.json.bbbbbb.tmp",
+                ".plan.json.x.tmp",
+                "plan.json"
+            ]
+        );
     }
 }
