@@ -160,6 +160,34 @@ fn the_context_is_that_of_the_training_unless_it_is_given() {
     assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["context"], 2048);
 }
 
+/// The allocator keeps what requests needed. The server gives it back when it has nothing to do.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[test]
+fn memory_of_requests_is_given_back() {
+    let fixture = Fixture::with_template(TEMPLATE);
+    let server = serve(&fixture, &[]);
+    let resident = || {
+        let text = std::fs::read_to_string(format!("/proc/{}/statm", server.child.id())).unwrap();
+        text.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    };
+    assert_eq!(server.post("/v1/chat/completions", &hello()).0, 200);
+    let before = resident();
+    // Each of the answers has a grammar of its own.
+    let words: Vec<String> = (0..8000).map(|number| format!("word {number}")).collect();
+    let mut body = hello();
+    body["n"] = json!(128);
+    body["guided_json"] = json!({ "enum": words });
+    assert_eq!(server.post("/v1/chat/completions", &body).0, 200);
+    let most = 64 << 20;
+    for _ in 0..3000 {
+        if resident() < before + most {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("{before} bytes became {}", resident());
+}
+
 #[test]
 fn sighup_reads_keys_again() {
     let fixture = Fixture::with_template(TEMPLATE);

@@ -2,6 +2,7 @@
 
 mod loader;
 mod logs;
+mod memory;
 mod signals;
 #[cfg_attr(not(feature = "otel"), path = "traces_absent.rs")]
 mod traces;
@@ -277,6 +278,7 @@ impl Arguments<'_> {
         let limits = self.limits();
         Ok(move |models| {
             let app = App::new(models, keys, limits).with_origins(origins).with_hosts(hosts);
+            let app = app.with_memory_release(Box::new(memory::release));
             match tls {
                 Some(tls) => app.with_tls(tls),
                 None => app,
