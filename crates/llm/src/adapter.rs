@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use quadriga_gguf::File;
-use quadriga_graph::{DType, Data};
+use quadriga_gguf::{File, Tensor};
+use quadriga_graph::{DType, Data, blocks};
 
 use crate::{Error, Result};
 
@@ -92,7 +92,7 @@ impl LowRankPair {
 }
 
 impl Adapter {
-    /// Opens an adapter and checks it.
+    /// Opens an adapter and checks it: NaN and infinities in its matrices are errors.
     pub fn open(path: impl AsRef<Path>, scale: f32) -> Result<Adapter> {
         Adapter::from_file(&File::open(path)?, scale)
     }
@@ -127,7 +127,7 @@ impl Adapter {
                 }
             };
             let second = file.tensor(&format!("{name}.lora_b"))?;
-            let matrix = |tensor: quadriga_gguf::Tensor<'_>| match *tensor.shape().dims() {
+            let matrix = |tensor: Tensor<'_>| match *tensor.shape().dims() {
                 [rows, columns] if tensor.dtype().is_computable() => {
                     let dims = [rows, columns];
                     Ok(AdapterMatrix { dtype: tensor.dtype(), count: 1, dims, data: tensor.data() })
@@ -144,6 +144,9 @@ impl Adapter {
                 ))),
             };
             let (a, b) = (matrix(tensor)?, matrix(second)?);
+            for tensor in [tensor, second] {
+                check_finite(&tensor)?;
+            }
             if a.count != b.count {
                 return Err(wrong(format!("{name}: {} matrices A, but {} B", a.count, b.count)));
             }
@@ -195,4 +198,26 @@ impl Adapter {
             alpha => self.scale * alpha / pair.rank().max(1) as f32,
         }
     }
+}
+
+/// Elements of a matrix that are checked at once.
+const AT_ONCE: usize = 64 << 10;
+
+/// An error if an element of a matrix is NaN or infinite: it would make all logits NaN.
+fn check_finite(tensor: &Tensor<'_>) -> Result<()> {
+    let wrong = |reason: String| Error::Adapter { reason: format!("tensor {:?} {reason}", tensor.name()) };
+    let columns = tensor.shape().cols().max(1);
+    let row_bytes = tensor.dtype().row_bytes(columns).unwrap_or(1).max(1);
+    let at_once = (AT_ONCE / columns).max(1);
+    let mut values = Vec::new();
+    for (chunk, bytes) in tensor.bytes().chunks(at_once * row_bytes).enumerate() {
+        values.resize(bytes.len() / row_bytes * columns, 0.0f32);
+        blocks::dequantize(tensor.dtype(), bytes, &mut values).map_err(|error| wrong(error.to_string()))?;
+        if let Some(place) = values.iter().position(|value| !value.is_finite()) {
+            let row = chunk * at_once + place / columns;
+            let value = values.get(place).copied().unwrap_or(f32::NAN);
+            return Err(wrong(format!("has the value {value} in row {row}: the file is damaged")));
+        }
+    }
+    Ok(())
 }

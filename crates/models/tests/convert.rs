@@ -178,7 +178,9 @@ fn experts_of_mixtral_are_stacked() {
 fn fp8_weights_are_scaled_by_their_blocks() {
     let folder = tempfile::tempdir().unwrap();
     let tensors = llama_tensors();
-    write(folder.path(), &llama_config(), &tensors, "F32");
+    let mut config = llama_config();
+    config["quantization_config"] = json!({ "quant_method": "fp8", "weight_block_size": [4, 4] });
+    write(folder.path(), &config, &tensors, "F32");
     let name = "model.layers.0.mlp.up_proj.weight";
     // One byte per element: 0x38 is 1, 0x40 is 2, 0xb8 is -1; a scale per 4 × 4 block.
     let bytes: Vec<u8> = (0..16 * 8).map(|index| [0x38, 0x40, 0xb8][index % 3]).collect();
@@ -198,6 +200,179 @@ fn fp8_weights_are_scaled_by_their_blocks() {
         .map(|index| [1.0, 2.0, -1.0][index % 3] * scales[index / 8 / 4 * 2 + index % 8 / 4])
         .collect();
     assert_eq!(values(&file, "blk.0.ffn_up.weight"), expected);
+}
+
+/// Writes a model of which one weight, of 16 × 8, is FP8 with these scales.
+fn write_fp8(folder: &Path, quantization: Value, shape: &[usize], scales: &[f32]) {
+    let tensors = llama_tensors();
+    let mut config = llama_config();
+    config["quantization_config"] = quantization;
+    write(folder, &config, &tensors, "F32");
+    let name = "model.layers.0.mlp.up_proj.weight";
+    let others: Vec<TestTensor> = tensors.iter().filter(|tensor| tensor.name != name).cloned().collect();
+    fs::write(folder.join("model.safetensors"), safetensors(&others, "F32")).unwrap();
+    let end = 128 + 4 * scales.len();
+    let header = json!({
+        (name): { "dtype": "F8_E4M3", "shape": [16, 8], "data_offsets": [0, 128] },
+        (format!("{name}_scale_inv")): { "dtype": "F32", "shape": shape, "data_offsets": [128, end] },
+    })
+    .to_string();
+    let data: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    let own = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[0x38; 128], &data].concat();
+    fs::write(folder.join("model-fp8.safetensors"), own).unwrap();
+}
+
+#[test]
+fn fp8_blocks_have_the_size_that_the_configuration_names() {
+    // Rows 0 to 9 have the first scale, as no power of two would have it; the last block is cut off.
+    for quantization in [
+        json!({ "weight_block_size": [10, 8] }),
+        json!({ "config_groups": { "group_0": { "weights": { "block_structure": [10, 8] } } } }),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        write_fp8(folder.path(), quantization, &[2, 1], &[0.5, 3.0]);
+        let file = run(folder.path(), &options("F32")).unwrap();
+        let expected: Vec<f32> = (0..16 * 8).map(|index| if index / 8 < 10 { 0.5 } else { 3.0 }).collect();
+        assert_eq!(values(&file, "blk.0.ffn_up.weight"), expected);
+    }
+    for (quantization, parts) in [
+        (
+            json!({ "weight_block_size": [4, 8] }),
+            &["up_proj.weight_scale_inv", "[4, 1]", "4 × 8", "[2, 1]"][..],
+        ),
+        (json!({}), &["[1, 1]", "128 × 128", "quantization_config.weight_block_size"]),
+        (json!({ "weight_block_size": [0, 8] }), &["weight_block_size", "[0,8]"]),
+        (json!({ "weight_block_size": 128 }), &["weight_block_size", "128"]),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        write_fp8(folder.path(), quantization, &[2, 1], &[0.5, 3.0]);
+        let error = run(folder.path(), &options("F32")).unwrap_err().to_string();
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    }
+}
+
+#[test]
+fn tokens_without_a_row_of_the_embedding_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let write_with = |token: Value, template: &str| {
+        write(folder.path(), &llama_config(), &llama_tensors(), "F32");
+        let mut tokenizer = model_folder::byte_tokenizer();
+        tokenizer["added_tokens"].as_array_mut().unwrap().push(token);
+        fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        let own = json!({ "eos_token": "<|endoftext|>", "chat_template": template });
+        fs::write(folder.path().join("tokenizer_config.json"), own.to_string()).unwrap();
+    };
+    let plain = "{{ messages[0].content }}";
+    for (special, template) in [(false, plain), (true, "<extra>{{ messages[0].content }}")] {
+        write_with(json!({ "id": 300, "content": "<extra>", "special": special }), template);
+        let error = run(folder.path(), &options("F32")).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            matches!(error, ConvertError::TokensBeyondRows { tokens: 301, rows: 300, id: 300, .. }),
+            "{text}"
+        );
+        assert!(["301", "300", "<extra>"].iter().all(|part| text.contains(part)), "{text}");
+    }
+    // A special token that no text contains, as text models have those of images: left out, and said.
+    write_with(json!({ "id": 300, "content": "<image>", "special": true }), plain);
+    let output = folder.path().join("out.gguf");
+    let report =
+        convert(folder.path(), &output, &options("F32"), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert!(
+        matches!(report.notes.as_slice(), [note] if note.contains("<image>") && note.contains("300 rows")),
+        "{:?}",
+        report.notes
+    );
+}
+
+#[test]
+fn a_missing_output_matrix_is_the_embedding_only_where_the_configuration_allows() {
+    let without = |flag: Option<bool>, class: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut config, mut tensors) = (llama_config(), llama_tensors());
+        config["architectures"] = json!([class]);
+        if let Some(flag) = flag {
+            config["tie_word_embeddings"] = flag.into();
+        }
+        tensors.retain(|tensor| tensor.name != "lm_head.weight");
+        write(folder.path(), &config, &tensors, "F32");
+        run(folder.path(), &options("F32")).map(drop)
+    };
+    for flag in [None, Some(true)] {
+        without(flag, "LlamaForCausalLM").unwrap();
+    }
+    let error = without(Some(false), "LlamaForCausalLM").unwrap_err().to_string();
+    assert!(error.contains("lm_head.weight") && error.contains("tie_word_embeddings"), "{error}");
+}
+
+/// A pipe that is opened would block the test for ever.
+#[cfg(unix)]
+#[test]
+fn pipes_are_refused_before_they_are_opened() {
+    for name in [
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "tokenizer.model",
+        "chat_template.jinja",
+        "generation_config.json",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "model-2.safetensors",
+        "modules.json",
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), &llama_config(), &llama_tensors(), "F32");
+        let path = folder.path().join(name);
+        let _ = fs::remove_file(&path);
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let error = run(folder.path(), &options("F32")).unwrap_err();
+        assert!(
+            matches!(&error, ConvertError::NotRegular { path: found } if *found == path),
+            "{name}: {error}"
+        );
+        assert!(!folder.path().join("out.gguf").exists());
+    }
+}
+
+#[test]
+fn the_file_type_is_that_of_the_tensors() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &llama_config(), &llama_tensors(), "F32");
+    // Rows of 8 and 16 are not whole blocks of any type: all are F16, of which the number is 1.
+    let file = run(folder.path(), &options("Q4_K_M")).unwrap();
+    assert_eq!(file.tensor("blk.0.ffn_up.weight").unwrap().dtype(), DType::F16);
+    assert_eq!(file.get::<u32>("general.file_type").unwrap(), 1);
+    assert_eq!(run(folder.path(), &options("BF16")).unwrap().get::<u32>("general.file_type").unwrap(), 32);
+}
+
+#[test]
+fn values_that_a_type_cannot_hold_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = llama_config();
+    let mut tensors = llama_tensors();
+    for tensor in &mut tensors {
+        for dim in tensor.shape.iter_mut().filter(|dim| **dim != 300) {
+            *dim *= 8;
+        }
+        *tensor = TestTensor::new(&tensor.name, &tensor.shape);
+    }
+    for (key, value) in [("hidden_size", 64), ("intermediate_size", 128)] {
+        config[key] = value.into();
+    }
+    let name = "model.layers.0.mlp.up_proj.weight";
+    tensors.iter_mut().find(|tensor| tensor.name == name).unwrap().values[64 * 5 + 3] = 2e6;
+    write(folder.path(), &config, &tensors, "F32");
+    let error = run(folder.path(), &options("Q4_0")).unwrap_err();
+    assert!(
+        matches!(&error, ConvertError::Overflow { tensor, row: 5, dtype: DType::Q4_0, .. }
+            if tensor == "blk.0.ffn_up.weight"),
+        "{error}"
+    );
+    // Scales of Q8_0 go further, and BF16 has the exponents of F32.
+    for target in ["Q8_0", "BF16"] {
+        run(folder.path(), &options(target)).unwrap();
+    }
 }
 
 #[test]

@@ -369,25 +369,7 @@ fn adapters_are_merged_into_every_type() {
 
 /// A Mixtral of three experts, of which two are used.
 fn mixtral(folder: &Path) -> PathBuf {
-    let (mut config, mut tensors) = llama();
-    config["architectures"] = json!(["MixtralForCausalLM"]);
-    config["num_local_experts"] = 3.into();
-    config["num_experts_per_tok"] = 2.into();
-    tensors.retain(|tensor| !tensor.name.contains(".mlp."));
-    for layer in 0..2 {
-        let own = format!("model.layers.{layer}.block_sparse_moe");
-        let mut add = |name: String, shape: [usize; 2]| {
-            let mut tensor = TestTensor::new(&name, &shape);
-            tensor.values.iter_mut().for_each(|value| *value /= 8.0);
-            tensors.push(tensor);
-        };
-        add(format!("{own}.gate.weight"), [3, 64]);
-        for expert in 0..3 {
-            for (part, shape) in [("w1", [128, 64]), ("w2", [64, 128]), ("w3", [128, 64])] {
-                add(format!("{own}.experts.{expert}.{part}.weight"), shape);
-            }
-        }
-    }
+    let (config, tensors) = mixtral_parts();
     converted(folder, &config, &tensors)
 }
 
@@ -420,4 +402,206 @@ fn adapters_change_each_expert() {
     let (file, base) = (logits(Model::open(&merged).unwrap()), logits(Model::open(&path).unwrap()));
     assert!(difference(&run, &file) < 1e-4, "{}", difference(&run, &file));
     assert!(difference(&base, &file) > 1e-2, "{}", difference(&base, &file));
+}
+
+/// A tensor of small values.
+fn small(name: &str, shape: &[usize]) -> TestTensor {
+    let mut tensor = TestTensor::new(name, shape);
+    tensor.values.iter_mut().for_each(|value| *value /= 8.0);
+    tensor
+}
+
+/// Phi-3, whose queries, keys and values are one matrix, and whose gate and up are one.
+fn phi3() -> (Value, Vec<TestTensor>) {
+    let (mut config, mut tensors) = llama();
+    config["architectures"] = json!(["Phi3ForCausalLM"]);
+    config["original_max_position_embeddings"] = 64.into();
+    let split = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"];
+    tensors.retain(|tensor| !split.iter().any(|part| tensor.name.contains(part)));
+    for layer in 0..2 {
+        let own = format!("model.layers.{layer}");
+        tensors.push(small(&format!("{own}.self_attn.qkv_proj.weight"), &[128, 64]));
+        tensors.push(small(&format!("{own}.mlp.gate_up_proj.weight"), &[256, 64]));
+    }
+    (config, tensors)
+}
+
+/// Falcon, whose rows of queries, keys and values come in groups.
+fn falcon() -> (Value, Vec<TestTensor>) {
+    let config = json!({
+        "architectures": ["FalconForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_kv_heads": 2, "new_decoder_architecture": true, "vocab_size": 300, "layer_norm_epsilon": 1e-5,
+        "alibi": false, "parallel_attn": true, "bias": false, "max_position_embeddings": 64,
+    });
+    let mut tensors = vec![
+        small("transformer.word_embeddings.weight", &[300, 64]),
+        small("transformer.ln_f.weight", &[64]),
+        small("transformer.ln_f.bias", &[64]),
+        small("lm_head.weight", &[300, 64]),
+    ];
+    for layer in 0..2 {
+        for (part, shape) in [
+            ("ln_mlp.weight", &[64][..]),
+            ("ln_mlp.bias", &[64]),
+            ("ln_attn.weight", &[64]),
+            ("ln_attn.bias", &[64]),
+            ("self_attention.query_key_value.weight", &[128, 64]),
+            ("self_attention.dense.weight", &[64, 64]),
+            ("mlp.dense_h_to_4h.weight", &[256, 64]),
+            ("mlp.dense_4h_to_h.weight", &[64, 256]),
+        ] {
+            tensors.push(small(&format!("transformer.h.{layer}.{part}"), shape));
+        }
+    }
+    (config, tensors)
+}
+
+/// Configuration and weights of a Mixtral of three experts, of which two are used.
+fn mixtral_parts() -> (Value, Vec<TestTensor>) {
+    let (mut config, mut tensors) = llama();
+    config["architectures"] = json!(["MixtralForCausalLM"]);
+    config["num_local_experts"] = 3.into();
+    config["num_experts_per_tok"] = 2.into();
+    tensors.retain(|tensor| !tensor.name.contains(".mlp."));
+    for layer in 0..2 {
+        let own = format!("model.layers.{layer}.block_sparse_moe");
+        tensors.push(small(&format!("{own}.gate.weight"), &[3, 64]));
+        for expert in 0..3 {
+            for (part, shape) in [("w1", [128, 64]), ("w2", [64, 128]), ("w3", [128, 64])] {
+                tensors.push(small(&format!("{own}.experts.{expert}.{part}.weight"), &shape));
+            }
+        }
+    }
+    (config, tensors)
+}
+
+#[test]
+fn peft_adapters_of_fused_matrices_and_experts_run_and_are_merged() {
+    let experts: Vec<String> =
+        (0..3).map(|expert| format!("model.layers.1.block_sparse_moe.experts.{expert}.w1")).collect();
+    let mut modules: Vec<(&str, usize, usize)> =
+        experts.iter().map(|name| (name.as_str(), 128, 64)).collect();
+    modules.push(("model.layers.0.self_attn.v_proj", 32, 64));
+    for (name, (config, tensors), modules) in [
+        (
+            "phi3",
+            phi3(),
+            &[("model.layers.0.self_attn.qkv_proj", 128, 64), ("model.layers.1.mlp.gate_up_proj", 256, 64)][..],
+        ),
+        (
+            "falcon",
+            falcon(),
+            &[
+                ("transformer.h.1.self_attention.query_key_value", 128, 64),
+                ("transformer.h.0.mlp.dense_h_to_4h", 256, 64),
+            ],
+        ),
+        ("mixtral", mixtral_parts(), &modules),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = converted(&folder.path().join("base"), &config, &tensors);
+        let peft = folder.path().join("peft");
+        let pairs: Vec<TestTensor> = modules.iter().flat_map(|module| pair(*module, 4)).collect();
+        write_peft(&peft, &json!({ "peft_type": "LORA", "r": 4, "lora_alpha": 8 }), &pairs);
+        let mut changed = tensors.clone();
+        for module in modules {
+            let [a, b] = pair(*module, 4);
+            let weight = format!("{}.weight", module.0);
+            let weight = changed.iter_mut().find(|tensor| tensor.name == weight).unwrap();
+            for (index, value) in weight.values.iter_mut().enumerate() {
+                let (row, column) = (index / module.2, index % module.2);
+                let product = |k: usize| b.values[row * 4 + k] * a.values[k * module.2 + column];
+                *value += 2.0 * (0..4).map(product).sum::<f32>();
+            }
+        }
+        let expected =
+            logits(Model::open(converted(&folder.path().join("changed"), &config, &changed)).unwrap());
+        let base = logits(Model::open(&path).unwrap());
+        assert!(difference(&base, &expected) > 1e-2, "{name}: {}", difference(&base, &expected));
+        let adapter = lora::open(&peft, 1.0, &File::open(&path).unwrap()).unwrap();
+        let run = logits(Model::open(&path).unwrap().with_adapters(std::slice::from_ref(&adapter)).unwrap());
+        assert!(difference(&expected, &run) < 1e-4, "{name}: {}", difference(&expected, &run));
+        let merged = folder.path().join("merged.gguf");
+        merge(&path, &[adapter], &merged, &mut |_, _| ControlFlow::Continue(())).unwrap();
+        let merged = logits(Model::open(&merged).unwrap());
+        assert!(difference(&expected, &merged) < 1e-4, "{name}: {}", difference(&expected, &merged));
+    }
+}
+
+/// With tied embeddings an adapter of the embedding leaves the output matrix as it is, at run time as in the merged file.
+#[test]
+fn an_adapter_of_a_tied_embedding_does_not_change_the_output_matrix() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut config, mut tensors) = llama();
+    config["tie_word_embeddings"] = true.into();
+    tensors.retain(|tensor| tensor.name != "lm_head.weight");
+    let path = converted(folder.path(), &config, &tensors);
+    assert!(File::open(&path).unwrap().find_tensor("output.weight").is_none());
+    let lora = adapter(folder.path(), "a.gguf", &[("token_embd.weight", 300, 64)], &[], 4);
+    let adapters = [Adapter::open(lora, 1.0).unwrap()];
+    let merged = folder.path().join("merged.gguf");
+    merge(&path, &adapters, &merged, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    let run = logits(Model::open(&path).unwrap().with_adapters(&adapters).unwrap());
+    let (file, base) = (logits(Model::open(&merged).unwrap()), logits(Model::open(&path).unwrap()));
+    assert!(difference(&run, &file) < 1e-5, "{}", difference(&run, &file));
+    assert!(difference(&base, &file) > 1e-2, "{}", difference(&base, &file));
+}
+
+#[test]
+fn adapters_with_values_that_are_not_finite_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    for (dtype, value) in
+        [(DType::F32, f32::NAN), (DType::F16, f32::INFINITY), (DType::BF16, f32::NEG_INFINITY)]
+    {
+        for end in ["a", "b"] {
+            let path = folder.path().join("damaged.gguf");
+            let mut writer = Writer::new();
+            let keys =
+                [("general.architecture", "llama"), ("general.type", "adapter"), ("adapter.type", "lora")];
+            for (key, value) in keys {
+                writer.set(key, value).unwrap();
+            }
+            for (own, dims) in [("a", [4, 64]), ("b", [64, 4])] {
+                let mut values = vec![0.25f32; 256];
+                if own == end {
+                    values[dims[1] * 3] = value;
+                }
+                let mut bytes = vec![0; dtype.row_bytes(256).unwrap()];
+                quadriga_graph::blocks::quantize(dtype, &values, &mut bytes).unwrap();
+                let name = format!("blk.0.attn_q.weight.lora_{own}");
+                writer.tensor(&name, dtype, dims, move |out| out.write_all(&bytes)).unwrap();
+            }
+            writer.write(&path).unwrap();
+            let error = Adapter::open(&path, 1.0).unwrap_err().to_string();
+            let name = format!("blk.0.attn_q.weight.lora_{end}");
+            assert!(error.contains(&name) && error.contains("row 3"), "{dtype} {error}");
+        }
+    }
+}
+
+#[test]
+fn merged_values_that_the_type_cannot_hold_are_refused_and_the_old_file_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = model(folder.path());
+    let lora = adapter(folder.path(), "a.gguf", &[("blk.0.attn_q.weight", 64, 64)], &[], 4);
+    let output = folder.path().join("merged.gguf");
+    std::fs::write(&output, "old").unwrap();
+    let with = |model: &Path, scale: f32| {
+        let adapters = [Adapter::open(&lora, scale).unwrap()];
+        merge(model, &adapters, &output, &mut |_, _| ControlFlow::Continue(())).unwrap_err()
+    };
+    let error = with(&path, 3e38);
+    assert!(matches!(&error, LoraError::NotFinite { name, .. } if name == "blk.0.attn_q.weight"), "{error}");
+    let half = folder.path().join("half.gguf");
+    let file = File::open(&path).unwrap();
+    let options = QuantizeOptions::new(FileType::from_name("F16").unwrap());
+    let plan = QuantizePlan::new(&file, &options, None).unwrap();
+    let mut hooks = QuantizeHooks { progress: &mut |_| {}, cancelled: &|| false };
+    quantize_file(&file, &half, &plan, &options, None, &mut hooks).unwrap();
+    let error = with(&half, 1e7);
+    assert!(
+        matches!(&error, LoraError::Overflow { name, dtype: DType::F16, .. } if name == "blk.0.attn_q.weight"),
+        "{error}"
+    );
+    assert_eq!(std::fs::read(&output).unwrap(), b"old");
 }

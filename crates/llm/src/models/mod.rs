@@ -313,5 +313,7 @@ pub(crate) fn check_adapters(file: &File, hyper: &Hyperparameters, adapters: &[A
     let g = GraphBuilder::new();
     let builder = ModelBuilder::new(&g, file, hyper, adapters, None, GraphShape::new(1, 1))?;
     (find(hyper.architecture)?.build)(&builder)?;
-    builder.check_adapters()
+    builder.check_adapters()?;
+    drop(builder);
+    g.finish().map(drop).map_err(Error::from)
 }

@@ -103,17 +103,26 @@ pub(super) fn embedding_rows(builder: &FileBuilder<'_>, name: &str, source: Sour
 
 /// Adds the output matrix, unless it is the embedding.
 pub(super) fn output_matrix(builder: &mut FileBuilder<'_>) -> ConvertResult<()> {
-    let tied = builder.config.flag("tie_word_embeddings")?.unwrap_or(false);
+    let flag = builder.config.flag("tie_word_embeddings")?;
+    let (tied, mut found) = (flag.unwrap_or(false), false);
     for name in ["lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight", "output.weight"] {
         if !builder.store.has(name) {
             continue;
         }
+        found = true;
         if tied {
             builder.store.ignore(name);
         } else if let Some(source) = builder.store.find(name)? {
             let tensor = embedding_rows(builder, "output.weight", source);
             builder.push(tensor);
         }
+    }
+    // Models of embeddings have no output matrix, whatever their configuration says.
+    let class = builder.config.class();
+    let has_head = !class.ends_with("Model") || class.ends_with("LMHeadModel");
+    if flag == Some(false) && !found && has_head {
+        let reason = "it is false, but the files have no lm_head.weight: they are incomplete";
+        return Err(invalid("config.json", "tie_word_embeddings", reason));
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::error::{ConvertError, ConvertResult, invalid, io_error};
+use super::error::{ConvertError, ConvertResult, invalid, io_error, is_regular};
 
 /// The longest JSON file that is read.
 const MAX_JSON: u64 = 256 << 20;
@@ -19,6 +19,7 @@ pub struct Config {
 
 /// Reads a JSON object.
 pub(super) fn read_object(path: &Path) -> ConvertResult<Map<String, Value>> {
+    is_regular(path)?;
     let length = std::fs::metadata(path).map_err(io_error("read", path))?.len();
     if length > MAX_JSON {
         return Err(invalid(path.display().to_string(), "size", format!("{length} bytes are too many")));
@@ -120,6 +121,28 @@ impl Config {
     pub(super) fn text(&self, keys: &[&str]) -> ConvertResult<Option<&str>> {
         let Some(value) = self.value(keys) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| Config::wrong(keys, value, "a text"))
+    }
+
+    /// The rows and columns of the blocks of FP8 weights that share a scale, as `quantization_config` names them: fine-grained FP8
+    /// and compressed-tensors have different keys.
+    pub(super) fn scale_block(&self) -> ConvertResult<Option<[usize; 2]>> {
+        let Some(own) = self.object(&["quantization_config", "compression_config"])? else { return Ok(None) };
+        let group = own.value(&["config_groups"]).and_then(Value::as_object).and_then(|groups| {
+            groups.values().find_map(|group| group.get("weights")?.get("block_structure"))
+        });
+        let Some(value) = own.value(&["weight_block_size"]).or(group.filter(|value| !value.is_null())) else {
+            return Ok(None);
+        };
+        let size = |value: &Value| value.as_u64().and_then(|size| usize::try_from(size).ok());
+        let sizes: Option<Vec<usize>> = value.as_array().and_then(|list| list.iter().map(size).collect());
+        match sizes.as_deref() {
+            Some([rows, columns]) if *rows > 0 && *columns > 0 => Ok(Some([*rows, *columns])),
+            _ => Err(Config::wrong(
+                &["quantization_config.weight_block_size"],
+                value,
+                "two whole numbers, rows and columns",
+            )),
+        }
     }
 
     /// A list of texts, one per layer.

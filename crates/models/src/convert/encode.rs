@@ -37,9 +37,22 @@ impl TargetType {
         })
     }
 
-    /// The number in `general.file_type`.
-    pub(super) fn file_type_id(self) -> u32 {
-        self.file_type.id()
+    /// The number in `general.file_type` for a file with these tensors: where rows are too short for the type, so that no matrix has
+    /// it, that of the type of most bytes.
+    pub(super) fn file_type_id(self, tensors: &[(OutputTensor, DType)]) -> u32 {
+        let bytes = |wanted: DType| -> u64 {
+            let own = tensors.iter().filter(|(tensor, dtype)| tensor.dims.len() > 1 && *dtype == wanted);
+            own.map(|(tensor, dtype)| {
+                (dtype.row_bytes(tensor.row_len()).unwrap_or_default() * tensor.row_count()) as u64
+            })
+            .sum()
+        };
+        let asked = self.file_type;
+        if bytes(asked.dtype()) > 0 {
+            return asked.id();
+        }
+        let most = DType::all().filter(|dtype| bytes(*dtype) > 0).max_by_key(|dtype| bytes(*dtype));
+        most.and_then(FileType::of).unwrap_or(asked).id()
     }
 
     /// Gives each tensor its type, by the rules of the quantizer. Norms, biases and routers stay F32.
@@ -52,17 +65,20 @@ impl TargetType {
     ) -> Vec<(OutputTensor, DType)> {
         let number = |name: &str| {
             let key = format!("{architecture}.{name}");
-            match keys.iter().find(|(known, _)| *known == key).map(|(_, value)| value.value()) {
-                Some(Value::U32(number)) => number as usize,
-                _ => 0,
-            }
+            // Of numbers per layer the first counts.
+            let value = match keys.iter().find(|(known, _)| *known == key)?.1.value() {
+                Value::Array(list) => list.iter().next()?,
+                value => value,
+            };
+            usize::try_from(value.integer()?).ok()
         };
-        let heads = number("attention.head_count").checked_div(number("attention.head_count_kv"));
+        let heads = number("attention.head_count").unwrap_or(1);
+        let kv_heads = number("attention.head_count_kv").unwrap_or(heads);
         let model = MixModel {
             architecture: architecture.to_owned(),
-            layers: number("block_count"),
-            experts: number("expert_count"),
-            heads_per_kv_head: heads.unwrap_or(1),
+            layers: number("block_count").unwrap_or(0),
+            experts: number("expert_count").unwrap_or(0),
+            heads_per_kv_head: heads.checked_div(kv_heads).unwrap_or(0),
             has_importance: false,
         };
         let shape = |tensor: &OutputTensor| Shape::new(&tensor.dims).unwrap_or(Shape::from([0]));

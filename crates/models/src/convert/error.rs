@@ -1,7 +1,7 @@
 //! Errors of conversion: each names the file and the place in it.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The result of functions of this module.
 pub type ConvertResult<T> = Result<T, ConvertError>;
@@ -34,6 +34,13 @@ pub enum ConvertError {
     MissingTensor { name: String, architecture: String },
     #[error("tensor {name:?} should have the shape {expected}, but has {found:?}")]
     Shape { name: String, expected: String, found: Vec<usize> },
+    #[error("{} is no regular file, but a pipe, device or folder", path.display())]
+    NotRegular { path: PathBuf },
+    #[error(
+        "the tokenizer has {tokens} tokens, but the embedding only {rows} rows: token {id}, {text:?}, has none; the \
+         tokenizer belongs to another model, or the embedding was not resized when tokens were added"
+    )]
+    TokensBeyondRows { tokens: usize, rows: usize, id: usize, text: String },
     #[error("the tokenizer is not supported: {missing}")]
     Tokenizer { missing: String },
     #[error(
@@ -49,11 +56,22 @@ pub enum ConvertError {
     #[error("tensor {tensor:?} has values that are not finite (first in row {row}): the files are damaged")]
     NotFinite { tensor: String, row: usize },
     #[error(
-        "tensor {tensor:?} has the value {value} in row {row}, beyond the 65504 of F16; convert to BF16 or F32"
+        "tensor {tensor:?} has the value {value} in row {row}, which {dtype} cannot hold; convert to BF16 or F32"
     )]
-    Overflow { tensor: String, row: usize, value: f32 },
+    Overflow { tensor: String, row: usize, value: f32, dtype: quadriga_graph::DType },
     #[error("cancelled")]
     Cancelled,
+}
+
+/// Whether there is a file of this name; an error if it is no regular one, which is not opened: a pipe would wait for its
+/// writer, and a device may have no end.
+pub(super) fn is_regular(path: &Path) -> ConvertResult<bool> {
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_file() => Ok(true),
+        Ok(_) => Err(ConvertError::NotRegular { path: path.to_owned() }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(source) => Err(ConvertError::Io { action: "read", path: path.to_owned(), source }),
+    }
 }
 
 /// An error at a place of a file.

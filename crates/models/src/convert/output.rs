@@ -168,6 +168,19 @@ impl OutputTensor {
         Some(TensorOrigin { source: source.name().to_owned(), rows, columns: columns.clone() })
     }
 
+    /// The matrices that a tensor of experts is made of, one behind another and as they are; `None` for any other tensor.
+    pub(super) fn stacked_sources(&self) -> Option<Vec<&str>> {
+        let OutputData::Rows { sources, rows, columns: None, map: ElementMap::Keep } = &self.data else {
+            return None;
+        };
+        let [count, own, length] = *self.dims.as_slice() else { return None };
+        let is_stacked = |row: usize| {
+            rows(row) == RowSource { source: row / own.max(1), start: row % own.max(1) * length, step: 1 }
+        };
+        let whole = sources.len() == count && sources.iter().all(|source| source.columns() == length);
+        (whole && (0..count * own).all(is_stacked)).then(|| sources.iter().map(Source::name).collect())
+    }
+
     /// Elements of a row.
     pub(super) fn row_len(&self) -> usize {
         self.dims.last().copied().unwrap_or(1)

@@ -63,10 +63,12 @@ pub(crate) fn read_peft(path: &Path, model: &File) -> ConvertResult<File> {
     let file = weights.display().to_string();
     let (modules, embedding) = modules(&store, &file)?;
     let architecture: &str = model.get("general.architecture")?;
-    let origins = origins(model, architecture, &modules)?;
-    if let Some(module) =
-        modules.iter().find(|module| !origins.iter().any(|(_, origin)| origin.source == module.name))
-    {
+    let ModuleOrigins { matrices: origins, experts } = origins(model, architecture, &modules)?;
+    let is_known = |module: &&PeftModule| {
+        origins.iter().any(|(_, origin)| origin.source == module.name)
+            || experts.iter().any(|(_, sources)| sources.contains(&module.name))
+    };
+    if let Some(module) = modules.iter().find(|module| !is_known(module)) {
         let reason = format!("adapters of architecture {architecture} cannot change this module");
         return Err(invalid(file, format!("module {:?}", module.name), reason));
     }
@@ -85,6 +87,28 @@ pub(crate) fn read_peft(path: &Path, model: &File) -> ConvertResult<File> {
         // As adapters in GGUF files have them: rows of the first are looked up.
         for (end, dims, values) in [("a", [tokens, rank], rows), ("b", [b.rows(), rank], second)] {
             writer.tensor(&format!("token_embd.weight.lora_{end}"), DType::F32, dims, move |out| {
+                values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))
+            })?;
+        }
+    }
+    for (tensor, sources) in experts {
+        let of_experts: Vec<&PeftModule> =
+            sources.iter().filter_map(|name| modules.iter().find(|module| module.name == *name)).collect();
+        let Some(first) = of_experts.first() else { continue };
+        let [rank, inputs, outputs] = [first.a.rows(), first.a.columns(), first.b.rows()];
+        let (mut a, mut b) = (Vec::new(), Vec::new());
+        for module in &of_experts {
+            if [module.a.rows(), module.a.columns(), module.b.rows()] != [rank, inputs, outputs] {
+                let reason = format!("its matrices have other shapes than those of {:?}", first.name);
+                return Err(invalid(file, format!("module {:?}", module.name), reason));
+            }
+            let factor = config.checked_factor(&module.name, rank, &folder)?;
+            a.extend(read(&store, &module.a, &file)?);
+            b.extend(read(&store, &module.b, &file)?.into_iter().map(|value| value * factor));
+        }
+        let count = of_experts.len();
+        for (end, dims, values) in [("a", [count, rank, inputs], a), ("b", [count, outputs, rank], b)] {
+            writer.tensor(&format!("{tensor}.lora_{end}"), DType::F32, dims, move |out| {
                 values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))
             })?;
         }
@@ -224,12 +248,17 @@ fn modules(store: &TensorStore, file: &str) -> ConvertResult<(Vec<PeftModule>, O
     }
 }
 
-/// The tensors of the model that consist of rows of modules.
-fn origins(
-    model: &File,
-    architecture: &str,
-    modules: &[PeftModule],
-) -> ConvertResult<Vec<(String, TensorOrigin)>> {
+/// The tensors of the model that consist of modules.
+#[derive(Default)]
+struct ModuleOrigins {
+    /// Those of rows of one module.
+    matrices: Vec<(String, TensorOrigin)>,
+    /// Those of experts, with a module for each.
+    experts: Vec<(String, Vec<String>)>,
+}
+
+/// The tensors of the model that consist of modules.
+fn origins(model: &File, architecture: &str, modules: &[PeftModule]) -> ConvertResult<ModuleOrigins> {
     let Some(family) = families::of_architecture(architecture) else {
         let known: BTreeSet<&str> = families::classes().map(|(_, architecture)| architecture).collect();
         let (name, known) = (architecture.to_owned(), known.into_iter().collect());
@@ -257,7 +286,7 @@ fn origins(
         .iter()
         .map(|module| (format!("{}.weight", module.name), vec![module.b.rows(), module.a.columns()]));
     let store = TensorStore::of_shapes(shapes);
-    let mut best: Vec<(String, TensorOrigin)> = Vec::new();
+    let (mut best, mut most) = (ModuleOrigins::default(), 0);
     // The beginning of the names with which most modules find their places.
     for prefix in family.prefixes {
         let mut builder = FileBuilder {
@@ -279,14 +308,21 @@ fn origins(
                 Err(error) => return Err(error),
             }
         }
-        let found = builder.tensors.iter().filter_map(|tensor| {
-            let mut origin = tensor.origin()?;
-            origin.source = origin.source.strip_suffix(".weight")?.to_owned();
-            Some((tensor.name.clone(), origin))
-        });
-        let found: Vec<_> = found.collect();
-        if found.len() > best.len() {
-            best = found;
+        let mut found = ModuleOrigins::default();
+        for tensor in &builder.tensors {
+            if let Some(mut origin) = tensor.origin() {
+                let Some(source) = origin.source.strip_suffix(".weight") else { continue };
+                origin.source = source.to_owned();
+                found.matrices.push((tensor.name.clone(), origin));
+            } else if let Some(sources) = tensor.stacked_sources() {
+                let names = sources.iter().map(|name| Some(name.strip_suffix(".weight")?.to_owned()));
+                let Some(names) = names.collect::<Option<Vec<String>>>() else { continue };
+                found.experts.push((tensor.name.clone(), names));
+            }
+        }
+        let count = found.matrices.len() + found.experts.len();
+        if count > most {
+            (best, most) = (found, count);
         }
     }
     Ok(best)

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::builder::FileBuilder;
 use super::config::{Config, read_object};
 use super::encode::TargetType;
-use super::error::{ConvertError, ConvertResult, invalid, io_error};
+use super::error::{ConvertError, ConvertResult, invalid, io_error, is_regular};
 use super::families::{self, Family};
 use super::output::OutputTensor;
 use super::source::TensorStore;
@@ -60,12 +60,12 @@ impl ConversionPlan {
     /// Reads a folder and decides what becomes of each of its tensors.
     pub(super) fn new(folder: &Path, options: &ConvertOptions) -> ConvertResult<ConversionPlan> {
         let path = folder.join("config.json");
-        if !path.is_file() {
+        if !is_regular(&path)? {
             return Err(ConvertError::NotAModel { path: folder.to_owned() });
         }
         let config = Config::open(&path)?;
         let family = families::find(&config)?;
-        let store = TensorStore::open(&shards(folder)?)?;
+        let store = TensorStore::open(&shards(folder)?)?.with_scale_block(config.scale_block()?);
         let prefix =
             family.prefixes.iter().find(|prefix| store.has(&format!("{prefix}{}", family.embedding)));
         let prefix = *prefix.ok_or_else(|| ConvertError::MissingTensor {
@@ -120,7 +120,7 @@ impl ConversionPlan {
         let Some(target) = options.target.or_else(|| TargetType::of_sources(&store)) else {
             return Err(ConvertError::NotAModel { path: folder.to_owned() });
         };
-        let mut keys = general_keys(folder, family.architecture, options, target);
+        let mut keys = general_keys(folder, family.architecture, options);
         if let Some(pooling) = pooling(folder)? {
             builder.set_count("pooling_type", pooling);
         }
@@ -133,6 +133,9 @@ impl ConversionPlan {
         drop(builder);
         let specs = check(family.architecture, &keys, &tensors, options.vocabulary)?;
         let tensors = target.assign(family.architecture, &keys, tensors, &specs);
+        if let Some((_, value)) = keys.iter_mut().find(|(key, _)| key == "general.file_type") {
+            *value = target.file_type_id(&tensors).into();
+        }
         Ok(ConversionPlan { architecture: family.architecture, keys, tensors, store, notes })
     }
 }
@@ -184,7 +187,7 @@ fn cut_vocabulary(keys: Vec<(String, OwnedValue)>, tokens: usize) -> Vec<(String
 /// The safetensors files of a folder: those of its index, else all that belong to the model.
 fn shards(folder: &Path) -> ConvertResult<Vec<PathBuf>> {
     let index = folder.join("model.safetensors.index.json");
-    let mut names: Vec<String> = if index.is_file() {
+    let mut names: Vec<String> = if is_regular(&index)? {
         let object = read_object(&index)?;
         let Some(Value::Object(map)) = object.get("weight_map") else {
             return Err(invalid("model.safetensors.index.json", "weight_map", "it is missing, or no object"));
@@ -252,12 +255,7 @@ fn ignore(family: &Family, store: &TensorStore, prefix: &str, further: std::ops:
     }
 }
 
-fn general_keys(
-    folder: &Path,
-    architecture: &str,
-    options: &ConvertOptions,
-    target: TargetType,
-) -> Vec<(String, OwnedValue)> {
+fn general_keys(folder: &Path, architecture: &str, options: &ConvertOptions) -> Vec<(String, OwnedValue)> {
     let folder_name =
         folder.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
     let name = options.name.clone().or(folder_name).unwrap_or_else(|| architecture.to_owned());
@@ -265,7 +263,8 @@ fn general_keys(
         ("general.architecture".to_owned(), architecture.into()),
         ("general.type".to_owned(), "model".into()),
         ("general.name".to_owned(), name.into()),
-        ("general.file_type".to_owned(), target.file_type_id().into()),
+        // Set when the types are known.
+        ("general.file_type".to_owned(), 0u32.into()),
         ("general.quantization_version".to_owned(), 2u32.into()),
     ]
 }
@@ -273,7 +272,7 @@ fn general_keys(
 /// How sentence-transformers make one vector of a text: 1 mean, 2 first token, 3 last token.
 fn pooling(folder: &Path) -> ConvertResult<Option<usize>> {
     let path = folder.join("modules.json");
-    if !path.is_file() {
+    if !is_regular(&path)? {
         return Ok(None);
     }
     let bytes = std::fs::read(&path).map_err(io_error("read", &path))?;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::error::{ConvertResult, invalid, io_error};
+use super::error::{ConvertResult, invalid, io_error, is_regular};
 
 /// The longest header that the format allows.
 const MAX_HEADER: u64 = 100_000_000;
@@ -114,6 +114,7 @@ pub struct SafetensorsFile {
 impl SafetensorsFile {
     /// Reads and checks a file's header.
     pub fn open(path: &Path) -> ConvertResult<SafetensorsFile> {
+        is_regular(path)?;
         let mut file = File::open(path).map_err(io_error("open", path))?;
         let length = file.metadata().map_err(io_error("read", path))?.len();
         let name = path.display().to_string();

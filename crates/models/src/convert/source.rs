@@ -17,6 +17,8 @@ pub(super) struct TensorStore {
     files: Vec<(PathBuf, File)>,
     tensors: BTreeMap<String, (usize, SafeTensor)>,
     used: Mutex<BTreeSet<String>>,
+    /// Rows and columns of FP8 weights that share a scale, where the configuration says so.
+    scale_block: Option<[usize; 2]>,
 }
 
 /// How the elements of a source are stored.
@@ -50,7 +52,12 @@ pub(super) struct Source {
 impl TensorStore {
     /// Opens the files and checks their headers.
     pub(super) fn open(paths: &[PathBuf]) -> ConvertResult<TensorStore> {
-        let mut store = TensorStore { files: Vec::new(), tensors: BTreeMap::new(), used: Mutex::default() };
+        let mut store = TensorStore {
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            used: Mutex::default(),
+            scale_block: None,
+        };
         for path in paths {
             let header = SafetensorsFile::open(path)?;
             let file = File::open(path).map_err(io_error("open", path.as_path()))?;
@@ -70,7 +77,13 @@ impl TensorStore {
     pub(super) fn of_shapes(shapes: impl IntoIterator<Item = (String, Vec<usize>)>) -> TensorStore {
         let tensor = |shape| SafeTensor { dtype: SafeType::F32, shape, start: 0, bytes: 0 };
         let tensors = shapes.into_iter().map(|(name, shape)| (name, (0, tensor(shape)))).collect();
-        TensorStore { files: Vec::new(), tensors, used: Mutex::default() }
+        TensorStore { files: Vec::new(), tensors, used: Mutex::default(), scale_block: None }
+    }
+
+    /// Sets the rows and columns of FP8 weights that share a scale.
+    pub(super) fn with_scale_block(mut self, block: Option<[usize; 2]>) -> TensorStore {
+        self.scale_block = block;
+        self
     }
 
     fn used(&self) -> MutexGuard<'_, BTreeSet<String>> {
@@ -141,7 +154,7 @@ impl TensorStore {
             }
             let scales = ["_scale_inv", "_scale"].iter().find_map(|end| self.plain(&format!("{name}{end}")));
             if let Some(scales) = scales {
-                let (rows, columns) = scale_block(&source, &scales)?;
+                let (rows, columns) = scale_block(&source, &scales, self.scale_block)?;
                 source.encoding = Encoding::Scaled { dtype, scales: Box::new(scales), rows, columns };
             }
         }
@@ -312,19 +325,30 @@ pub(super) fn wrong_shape(source: &Source, expected: &str) -> ConvertError {
     }
 }
 
-/// Rows and columns that share a scale: one for all, one per row, or one per block.
-fn scale_block(source: &Source, scales: &Source) -> ConvertResult<(usize, usize)> {
+/// The blocks of fine-grained FP8 whose configuration does not name them.
+const DEFAULT_BLOCK: [usize; 2] = [128, 128];
+
+/// Rows and columns that share a scale: one for all, one per row, or one per block of a size that the configuration names. The
+/// number of scales alone does not tell the size, as the last blocks may be cut off.
+fn scale_block(source: &Source, scales: &Source, block: Option<[usize; 2]>) -> ConvertResult<(usize, usize)> {
     let (rows, columns) = (source.rows().max(1), source.columns().max(1));
-    match *scales.shape.as_slice() {
-        [] | [1] | [1, 1] => Ok((rows, columns)),
-        [count] | [count, 1] if count == rows => Ok((1, columns)),
-        [down, across] if down > 0 && across > 0 && down <= rows && across <= columns => {
-            // Blocks are squares of a power of two, the last of which may be cut off.
-            let size = rows.div_ceil(down).max(columns.div_ceil(across)).next_power_of_two();
-            if rows.div_ceil(size) != down || columns.div_ceil(size) != across {
-                return Err(wrong_shape(scales, "one scale per square block of the weight"));
+    match (scales.shape.as_slice(), block) {
+        ([] | [1], _) | ([1, 1], None) => Ok((rows, columns)),
+        ([count], _) | ([count, 1], None) if *count == rows => Ok((1, columns)),
+        ([down, across], _) => {
+            let [high, wide] = block.unwrap_or(DEFAULT_BLOCK);
+            let expected = [rows.div_ceil(high), columns.div_ceil(wide)];
+            if [*down, *across] == expected {
+                return Ok((high, wide));
             }
-            Ok((size, size))
+            let named = match block {
+                Some(_) => "as quantization_config.weight_block_size says",
+                None => "which is the default, as config.json has no quantization_config.weight_block_size",
+            };
+            let expected = format!(
+                "{expected:?}, one scale per block of {high} × {wide} of the weight of {rows} × {columns}, {named}"
+            );
+            Err(wrong_shape(scales, &expected))
         }
         _ => Err(wrong_shape(scales, "one scale, one per row, or one per block")),
     }

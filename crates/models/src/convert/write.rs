@@ -14,7 +14,7 @@ use super::output::{OutputTensor, ReadBuffers};
 use super::plan::ConversionPlan;
 use super::source::TensorStore;
 use super::{ConvertObserver, ConvertOptions, ConvertProgress};
-use crate::quantize::{first_beyond_f16, first_not_finite};
+use crate::quantize::{RowsError, check_range, first_not_finite};
 
 /// Elements of a piece that one thread converts.
 const MAX_PIECE: usize = 1 << 22;
@@ -105,10 +105,26 @@ fn write_tensor(
                 running.push(scope.spawn(move || {
                     let mut values = vec![0.0; count * length];
                     tensor.read_rows(store, start, &mut values, buffers)?;
-                    check(&tensor.name, dtype, start, &values, length).map_err(PieceError::Value)?;
+                    let row = |place: usize| start + place / length;
+                    if let Some(place) = first_not_finite(&values) {
+                        let tensor = tensor.name.clone();
+                        return Err(PieceError::Value(ConvertError::NotFinite { tensor, row: row(place) }));
+                    }
                     let mut bytes = vec![0; count * row_bytes];
                     encode(dtype, exact, &values, length, &mut bytes)?;
-                    Ok(bytes)
+                    // Blocks that are repacked have the same exponents.
+                    let checked = match exact {
+                        true => Ok(()),
+                        false => check_range(dtype, &values, length, None, &bytes),
+                    };
+                    match checked {
+                        Ok(()) => Ok(bytes),
+                        Err(RowsError::Format(error)) => Err(io::Error::other(error.to_string()).into()),
+                        Err(RowsError::Beyond { place, value }) => {
+                            let (tensor, row) = (tensor.name.clone(), row(place));
+                            Err(PieceError::Value(ConvertError::Overflow { tensor, row, value, dtype }))
+                        }
+                    }
                 }));
             }
             let failed = || io::Error::other("a thread of the conversion failed");
@@ -137,17 +153,4 @@ fn write_tensor(
         }
     }
     Ok(())
-}
-
-/// An error for values that are not finite, or that F16 cannot hold.
-fn check(name: &str, dtype: DType, start: usize, values: &[f32], length: usize) -> ConvertResult<()> {
-    let row = |place: usize| start + place / length;
-    let tensor = || name.to_owned();
-    if let Some(place) = first_not_finite(values) {
-        return Err(ConvertError::NotFinite { tensor: tensor(), row: row(place) });
-    }
-    match first_beyond_f16(values).filter(|_| dtype == DType::F16) {
-        Some((place, value)) => Err(ConvertError::Overflow { tensor: tensor(), row: row(place), value }),
-        None => Ok(()),
-    }
 }

@@ -43,9 +43,18 @@ pub enum QuantizeError {
     #[error("--keep-split needs an output name that ends in .gguf, not {}", path.display())]
     SplitName { path: PathBuf },
     #[error(
-        "tensor {tensor:?} has the value {value} in row {row}, beyond the 65504 of F16; choose BF16 or F32 for it"
+        "tensor {tensor:?} has the value {value} in row {row}, which {dtype} cannot hold; BF16 and F32 can: \
+         --tensor-type {tensor}=BF16"
     )]
-    Overflow { tensor: String, row: usize, value: f32 },
+    Overflow { tensor: String, row: usize, value: f32, dtype: DType },
+    #[error("{text:?} is no list of layers: {reason}")]
+    Prune { text: String, reason: String },
+    #[error("layer {layer} cannot be pruned: the model has the layers 0 to {last}")]
+    PrunedLayer { layer: usize, last: usize },
+    #[error("all {layers} layers would be pruned; a model needs at least one")]
+    PrunedAll { layers: usize },
+    #[error("the input has no tensor {name:?}: the plan is that of another file")]
+    OtherFile { name: String },
     #[error("cannot {action} {}: {source}", path.display())]
     Part { action: &'static str, path: PathBuf, source: std::io::Error },
     #[error("cancelled")]

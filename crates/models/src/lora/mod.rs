@@ -2,7 +2,7 @@
 //!
 //! Adapters can also be used without merging: [`quadriga_llm::Model::with_adapters`] adds their products while the model runs.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use quadriga_graph::{DType, blocks};
 use quadriga_llm::{Adapter, AdapterMatrix};
 
 use crate::convert::{is_peft, read_peft};
-use crate::quantize::{is_target, quantize_rows};
+use crate::quantize::{RowsError, first_not_finite, is_target, quantize_in_range};
 
 /// Why adapters could not be merged.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +41,15 @@ pub enum LoraError {
     Factor { path: PathBuf },
     #[error("the elements of {name} cannot be read: {reason}")]
     Elements { name: String, reason: String },
+    #[error(
+        "row {row} of {name} would have a value that is not finite: the model is damaged, or the scale too large"
+    )]
+    NotFinite { name: String, row: usize },
+    #[error(
+        "row {row} of {name} would have the value {value}, which {dtype} cannot hold; use a smaller scale, or a model file of a \
+         larger type"
+    )]
+    Overflow { name: String, row: usize, value: f32, dtype: DType },
     #[error("cancelled")]
     Cancelled,
 }
@@ -123,8 +132,48 @@ impl Update {
     }
 }
 
+/// The tensor of the token embedding, and that of the output matrix, without which the embedding is used as one.
+const EMBEDDING: &str = "token_embd.weight";
+const OUTPUT: &str = "output.weight";
+
+/// What the writers of all tensors share.
+struct MergeState<'p> {
+    progress: RefCell<&'p mut dyn FnMut(usize, usize) -> ControlFlow<()>>,
+    total: usize,
+    failure: RefCell<Option<LoraError>>,
+}
+
+impl MergeState<'_> {
+    /// Tells of the tensor that is being written; an error if the user gave up.
+    fn check(&self, index: usize) -> io::Result<()> {
+        match (self.progress.borrow_mut())(index, self.total) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(self.fail(LoraError::Cancelled)),
+        }
+    }
+
+    /// Keeps an error, of which the writer of a file only needs to know that there is one.
+    fn fail(&self, error: LoraError) -> io::Error {
+        let other = io::Error::other(error.to_string());
+        *self.failure.borrow_mut() = Some(error);
+        other
+    }
+
+    /// Writes a tensor as it is.
+    fn copy(&self, index: usize, tensor: &Tensor<'_>, out: &mut dyn Write) -> io::Result<()> {
+        for piece in tensor.bytes().chunks(COPIED) {
+            self.check(index)?;
+            out.write_all(piece)?;
+        }
+        Ok(())
+    }
+}
+
 /// Merges adapters into a model; each tensor keeps its type. `progress` is told of the tensors that are written and can
 /// cancel. How many tensors were changed.
+///
+/// Adapters of the token embedding do not change the output matrix. Where that is the embedding itself, the file gets an
+/// `output.weight` with what it was.
 pub fn merge(
     model: &Path,
     adapters: &[Adapter],
@@ -143,8 +192,12 @@ pub fn merge(
         }
     }
     crate::check_output(output, file.paths())?;
-    let (total, cancelled, mut changed) = (file.tensor_count(), Cell::new(false), 0);
-    let progress = RefCell::new(progress);
+    let mut changed = 0;
+    let state = MergeState {
+        progress: RefCell::new(progress),
+        total: file.tensor_count(),
+        failure: RefCell::default(),
+    };
     let mut writer = Writer::new();
     for (key, value) in file.metadata().filter(|(key, _)| !key.starts_with("split.")) {
         writer.set(key, value)?;
@@ -155,29 +208,36 @@ pub fn merge(
         for adapter in adapters {
             updates.extend(Update::new(name, adapter, &tensor)?);
         }
-        if !updates.is_empty() {
+        let (is_changed, state) = (!updates.is_empty(), &state);
+        if is_changed {
             changed += 1;
             check_target(name, tensor.dtype())?;
         }
-        let (progress, cancelled) = (&progress, &cancelled);
-        writer.tensor(name, tensor.dtype(), tensor.shape(), move |out| {
-            if (progress.borrow_mut())(index, total) == ControlFlow::Break(()) {
-                cancelled.set(true);
-                return Err(io::Error::other("cancelled"));
-            }
-            if updates.is_empty() {
-                out.write_all(tensor.bytes())
-            } else {
-                write_merged(&tensor, &updates, out)
-            }
+        writer.tensor(name, tensor.dtype(), tensor.shape(), move |out| match updates.is_empty() {
+            true => state.copy(index, &tensor, out),
+            false => write_merged(&tensor, &updates, (state, index), out),
         })?;
+        if is_changed && name == EMBEDDING && is_tied(&file) {
+            writer
+                .tensor(OUTPUT, tensor.dtype(), tensor.shape(), move |out| state.copy(index, &tensor, out))?;
+        }
     }
     let written = writer.write(output);
-    if cancelled.get() {
-        return Err(LoraError::Cancelled);
+    if let Some(failure) = state.failure.take() {
+        return Err(failure);
     }
     written?;
     Ok(changed)
+}
+
+/// Whether a model computes its logits with the token embedding.
+fn is_tied(file: &File) -> bool {
+    let uses_output = || {
+        let has = |name: &str| name == OUTPUT || file.find_tensor(name).is_some();
+        quadriga_llm::models::tensors(file, &has)
+            .is_ok_and(|tensors| tensors.iter().any(|tensor| tensor.name == OUTPUT))
+    };
+    file.find_tensor(OUTPUT).is_none() && uses_output()
 }
 
 /// An error if a type cannot be quantized to.
@@ -191,29 +251,37 @@ fn check_target(name: &str, dtype: DType) -> Result<(), LoraError> {
 /// Elements that a thread changes at once.
 const AT_ONCE: usize = 64 << 10;
 
+/// Bytes that are copied between two looks at whether the user gave up.
+const COPIED: usize = 4 << 20;
+
 /// Writes the rows of a tensor with what adapters add, quantized again to its type.
-fn write_merged(tensor: &Tensor<'_>, updates: &[Update], out: &mut dyn Write) -> io::Result<()> {
+fn write_merged(
+    tensor: &Tensor<'_>,
+    updates: &[Update],
+    (state, index): (&MergeState<'_>, usize),
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let columns = tensor.shape().dims().last().copied().unwrap_or(1).max(1);
     let row_bytes = tensor.dtype().row_bytes(columns).unwrap_or(1).max(1);
     let rows = (AT_ONCE / columns).max(1);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    for (index, source) in tensor.bytes().chunks(threads * rows * row_bytes).enumerate() {
+    for (step, source) in tensor.bytes().chunks(threads * rows * row_bytes).enumerate() {
+        state.check(index)?;
         let mut merged = source.to_vec();
         let results: Vec<_> = std::thread::scope(|scope| {
             let parts = merged.chunks_mut(rows * row_bytes).enumerate();
             let parts: Vec<_> = parts
                 .map(|(part, bytes)| {
-                    let first = (index * threads + part) * rows;
-                    scope.spawn(move || merge_rows(tensor.dtype(), columns, first, updates, bytes))
+                    let first = (step * threads + part) * rows;
+                    scope.spawn(move || merge_rows(tensor, columns, first, updates, bytes))
                 })
                 .collect();
             parts.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
         });
         for result in results {
-            let failed = |error: String| io::Error::new(io::ErrorKind::InvalidData, error);
             match result {
-                Ok(result) => result.map_err(|error| failed(error.to_string()))?,
-                Err(_) => return Err(failed("a thread has failed".to_owned())),
+                Ok(result) => result.map_err(|error| state.fail(error))?,
+                Err(_) => return Err(io::Error::other("a thread has failed")),
             }
         }
         out.write_all(&merged)?;
@@ -223,17 +291,26 @@ fn write_merged(tensor: &Tensor<'_>, updates: &[Update], out: &mut dyn Write) ->
 
 /// Adds updates to rows from `first` on.
 fn merge_rows(
-    dtype: DType,
+    tensor: &Tensor<'_>,
     columns: usize,
     first: usize,
     updates: &[Update],
     bytes: &mut [u8],
-) -> Result<(), blocks::FormatError> {
+) -> Result<(), LoraError> {
+    let (dtype, name) = (tensor.dtype(), tensor.name());
     let count = bytes.len() / dtype.row_bytes(columns).unwrap_or(1).max(1) * columns;
-    let mut values = vec![0.0; count];
-    blocks::dequantize(dtype, bytes, &mut values)?;
+    let mut values = elements(name, dtype, bytes, count)?;
     for (row, values) in values.chunks_exact_mut(columns).enumerate() {
         updates.iter().for_each(|update| update.add_row(first + row, values));
     }
-    quantize_rows(dtype, &values, columns, None, bytes)
+    let row = |place: usize| first + place / columns;
+    if let Some(place) = first_not_finite(&values) {
+        return Err(LoraError::NotFinite { name: name.to_owned(), row: row(place) });
+    }
+    quantize_in_range(dtype, &values, columns, None, bytes).map_err(|error| match error {
+        RowsError::Format(error) => LoraError::Elements { name: name.to_owned(), reason: error.to_string() },
+        RowsError::Beyond { place, value } => {
+            LoraError::Overflow { name: name.to_owned(), row: row(place), value, dtype }
+        }
+    })
 }

@@ -164,7 +164,7 @@ fn measure(
     cancelled: &(dyn Fn() -> bool + Sync),
 ) -> Result<Vec<Vec<TypeChoice>>> {
     let reader = RowReader::new(file)?;
-    let tensors: Vec<Tensor<'_>> = file.tensors().collect();
+    let tensors: Vec<Tensor<'_>> = plan.sources(file)?;
     let next = AtomicUsize::new(0);
     type Choices = std::result::Result<Vec<TypeChoice>, QuantizeError>;
     let results: Mutex<Vec<(usize, Choices)>> = Mutex::new(Vec::new());
@@ -178,7 +178,7 @@ fn measure(
                     };
                     let column = |all: &ColumnImportance| all.get(index).cloned().flatten();
                     let columns = (column(quantized), column(judged));
-                    let sensitivity = basis.sensitivity(&plan.name);
+                    let sensitivity = basis.sensitivity(&plan.source);
                     let result = match cancelled() {
                         true => Err(QuantizeError::Cancelled),
                         false if is_fixed(plan, options) => Ok(Vec::new()),

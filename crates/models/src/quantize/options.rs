@@ -2,10 +2,11 @@
 
 use quadriga_gguf::OwnedValue;
 use quadriga_graph::DType;
-use regex::{Regex, RegexBuilder};
+use regex::Regex;
 
 use super::file_type::FileType;
 use super::kernels::is_target;
+use super::prune::PrunedLayers;
 use crate::error::QuantizeError;
 
 /// How a file is quantized.
@@ -23,6 +24,10 @@ pub struct QuantizeOptions {
     pub leave_output: bool,
     /// All tensors get the type of the mix.
     pub pure: bool,
+    /// All tensors are copied as they are.
+    pub only_copy: bool,
+    /// Layers that are left out.
+    pub pruned: PrunedLayers,
     /// Quantized tensors are quantized again.
     pub allow_requantize: bool,
     /// The result has the same parts as a split model.
@@ -49,6 +54,8 @@ impl QuantizeOptions {
             tensor_types: Vec::new(),
             leave_output: false,
             pure: false,
+            only_copy: false,
+            pruned: PrunedLayers::default(),
             allow_requantize: false,
             keep_split: false,
             overrides: Vec::new(),
@@ -102,11 +109,22 @@ impl TensorType {
         if pattern.is_empty() {
             return Err(wrong("there is no expression before =".to_owned()));
         }
-        let pattern = RegexBuilder::new(pattern).case_insensitive(true).build();
-        let pattern = pattern.map_err(|error| wrong(error.to_string()))?;
+        let pattern = Regex::new(&lower_case(pattern)).map_err(|error| wrong(error.to_string()))?;
         let dtype = parse_type(name).map_err(|error| wrong(error.to_string()))?;
         Ok(TensorType { pattern, dtype })
     }
+}
+
+/// An expression with its letters in lower case, but for classes such as `\D`. Matching without case would need a table of all letters
+/// of Unicode, which only some builds have.
+fn lower_case(pattern: &str) -> String {
+    let mut is_escaped = false;
+    let lower = |letter: char| {
+        let kept = is_escaped;
+        is_escaped = letter == '\\' && !is_escaped;
+        if kept { letter } else { letter.to_ascii_lowercase() }
+    };
+    pattern.chars().map(lower).collect()
 }
 
 /// Parses `KEY=TYPE:VALUE` with the types int, float, bool and str.

@@ -9,10 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use quadriga_gguf::{File, Tensor};
-use quadriga_graph::DType;
 
-use super::kernels::quantize_rows;
 use super::plan::{QuantizePlan, TensorPlan};
+use super::range::{RowsError, quantize_in_range};
 use super::rows::RowReader;
 use crate::error::QuantizeError;
 
@@ -47,7 +46,7 @@ impl<'a> Work<'a> {
         plan: &'a QuantizePlan,
         importance: Vec<Option<Vec<f32>>>,
     ) -> Result<Work<'a>, QuantizeError> {
-        let tensors: Vec<Tensor<'a>> = file.tensors().collect();
+        let tensors = plan.sources(file)?;
         let mut chunks = Vec::new();
         for (tensor, plan) in plan.tensors.iter().enumerate() {
             let (matrices, rows) = matrices(plan);
@@ -95,32 +94,23 @@ impl<'a> Work<'a> {
         }
         let Buffers { raw, values } = buffers;
         self.reader.values(tensor, chunk.rows.clone(), raw, values)?;
-        if plan.to == DType::F16
-            && let Some((place, value)) = first_beyond_f16(values)
-        {
-            let row = chunk.rows.start + place / row_len.max(1);
-            return Err(QuantizeError::Overflow { tensor: plan.name.clone(), row, value });
-        }
         let importance = self.importance.get(chunk.tensor).and_then(Option::as_ref);
         let columns = |all: &'_ Vec<f32>| {
             all.get(chunk.matrix * row_len..(chunk.matrix + 1) * row_len).map(<[f32]>::to_vec)
         };
         let importance = importance.and_then(columns);
-        let unable = |_| QuantizeError::NotATarget { dtype: plan.to };
-        quantize_rows(plan.to, values, row_len, importance.as_deref(), &mut bytes).map_err(unable)?;
+        let failed = |error: RowsError| match error {
+            RowsError::Format(_) => QuantizeError::NotATarget { dtype: plan.to },
+            RowsError::Beyond { place, value } => QuantizeError::Overflow {
+                tensor: plan.name.clone(),
+                row: chunk.rows.start + place / row_len.max(1),
+                value,
+                dtype: plan.to,
+            },
+        };
+        quantize_in_range(plan.to, values, row_len, importance.as_deref(), &mut bytes).map_err(failed)?;
         Ok(Quantized(bytes))
     }
-}
-
-/// The first value that F16 can only hold as an infinity.
-pub(crate) fn first_beyond_f16(values: &[f32]) -> Option<(usize, f32)> {
-    /// Halfway between the largest number and what would be the next.
-    const BEYOND: f32 = 65520.0;
-    let most = values.iter().fold(0f32, |most, value| most.max(value.abs()));
-    if most < BEYOND {
-        return None;
-    }
-    values.iter().copied().enumerate().find(|(_, value)| value.abs() >= BEYOND)
 }
 
 /// Σ (a − b)² and Σ a², each column weighted by its importance.

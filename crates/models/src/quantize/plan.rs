@@ -12,8 +12,10 @@ use crate::importance::ImportanceMatrix;
 /// What becomes of one tensor.
 #[derive(Clone, Debug)]
 pub struct TensorPlan {
-    /// The name.
+    /// The name in the output.
     pub name: String,
+    /// The name in the input: another one behind layers that are pruned.
+    pub source: String,
     /// The dimensions, outermost first.
     pub shape: Shape,
     /// The type in the input.
@@ -74,15 +76,23 @@ impl QuantizePlan {
         most.and_then(FileType::of)
     }
 
-    /// What the file is, of which this was asked: where the rows are too short for its type, so that no tensor has that, the type
-    /// of most bytes.
+    /// What the file is, of which this was asked: where no tensor has its type, because rows are too short for it or the options
+    /// chose others, the type of most bytes.
     pub fn file_type(&self, asked: FileType) -> FileType {
-        let quantized = || self.tensors.iter().filter(|tensor| tensor.is_quantizable);
-        let fell_back = quantized().any(|tensor| tensor.wanted == Some(asked.dtype()));
-        if !fell_back || quantized().any(|tensor| tensor.to == asked.dtype()) {
+        let mut quantized = self.tensors.iter().filter(|tensor| tensor.is_quantizable);
+        if quantized.any(|tensor| tensor.to == asked.dtype()) {
             return asked;
         }
         self.main_type().unwrap_or(asked)
+    }
+
+    /// The tensors of the input, in the order of the plan.
+    pub(crate) fn sources<'f>(&self, file: &'f File) -> std::result::Result<Vec<Tensor<'f>>, QuantizeError> {
+        let find = |plan: &TensorPlan| {
+            file.find_tensor(&plan.source)
+                .ok_or_else(|| QuantizeError::OtherFile { name: plan.source.clone() })
+        };
+        self.tensors.iter().map(find).collect()
     }
 
     /// Decides all types.
@@ -91,12 +101,17 @@ impl QuantizePlan {
         options: &QuantizeOptions,
         importance: Option<&ImportanceMatrix>,
     ) -> Result<QuantizePlan> {
-        let shapes: Vec<(&str, Shape)> =
-            file.tensors().map(|tensor| (tensor.name(), tensor.shape())).collect();
+        let kept: Vec<(String, Tensor<'_>)> = file
+            .tensors()
+            .filter_map(|tensor| Some((options.pruned.rename(tensor.name())?, tensor)))
+            .collect();
+        let shapes: Vec<Shape> = kept.iter().map(|(_, tensor)| tensor.shape()).collect();
         let model = model_of(file, importance.is_some())?;
-        let mix = Mix::new(options.file_type, model, shapes.iter().map(|(name, shape)| (*name, shape)));
+        options.pruned.check(model.layers)?;
+        let names = kept.iter().map(|(name, _)| name.as_str()).zip(&shapes);
+        let mix = Mix::new(options.file_type, model, names);
         let tied = file.find_tensor("output.weight").is_none();
-        let tensors = file.tensors().map(|tensor| decide(&tensor, &mix, options, tied));
+        let tensors = kept.iter().map(|(name, tensor)| decide(name, tensor, &mix, options, tied));
         Ok(QuantizePlan { tensors: tensors.collect::<Result<_>>()? })
     }
 }
@@ -114,20 +129,28 @@ pub(crate) fn model_of(file: &File, has_importance: bool) -> Result<MixModel> {
         value.integer().and_then(|number| usize::try_from(number).ok())
     };
     let heads = number("attention.head_count").unwrap_or(1);
-    let kv_heads = number("attention.head_count_kv").unwrap_or(heads).max(1);
+    let kv_heads = number("attention.head_count_kv").unwrap_or(heads);
     Ok(MixModel {
         layers: number("block_count").unwrap_or_default(),
         experts: number("expert_count").unwrap_or_default(),
-        heads_per_kv_head: heads / kv_heads,
+        // A first layer without attention has no heads, which counts as none per KV head.
+        heads_per_kv_head: heads.checked_div(kv_heads).unwrap_or(0),
         has_importance,
         architecture,
     })
 }
 
-fn decide(tensor: &Tensor<'_>, mix: &Mix, options: &QuantizeOptions, tied: bool) -> Result<TensorPlan> {
-    let (name, shape, from) = (tensor.name(), tensor.shape(), tensor.dtype());
+fn decide(
+    name: &str,
+    tensor: &Tensor<'_>,
+    mix: &Mix,
+    options: &QuantizeOptions,
+    tied: bool,
+) -> Result<TensorPlan> {
+    let (shape, from) = (tensor.shape(), tensor.dtype());
     let mut plan = TensorPlan {
         name: name.to_owned(),
+        source: tensor.name().to_owned(),
         shape,
         from,
         to: from,
@@ -135,7 +158,7 @@ fn decide(tensor: &Tensor<'_>, mix: &Mix, options: &QuantizeOptions, tied: bool)
         is_quantizable: is_quantizable(name, &shape) && from.is_computable(),
     };
     let left = options.leave_output && name == "output.weight";
-    if !plan.is_quantizable || left {
+    if !plan.is_quantizable || left || options.only_copy {
         return Ok(plan);
     }
     let is_embedding = matches!(name, "token_embd.weight" | "per_layer_token_embd.weight");

@@ -127,10 +127,12 @@ fn groups(model: &Model, plan: &QuantizePlan, importance: &ImportanceMatrix) -> 
     let reader = RowReader::new(file)?;
     let mut groups: BTreeMap<(String, usize), Group> = BTreeMap::new();
     for tensor in plan.tensors.iter().filter(|tensor| tensor.is_quantizable) {
-        let (Some(layer), [rows, columns]) = (layer_of(&tensor.name), tensor.shape.dims()) else { continue };
-        let Some(source) = file.find_tensor(&tensor.name) else { continue };
-        let role = tensor.name.splitn(3, '.').nth(2).unwrap_or_default().to_owned();
-        let weights = importance.weights(&tensor.name, *columns, 1).unwrap_or_else(|| vec![1.0; *columns]);
+        let (Some(layer), [rows, columns]) = (layer_of(&tensor.source), tensor.shape.dims()) else {
+            continue;
+        };
+        let Some(source) = file.find_tensor(&tensor.source) else { continue };
+        let role = tensor.source.splitn(3, '.').nth(2).unwrap_or_default().to_owned();
+        let weights = importance.weights(&tensor.source, *columns, 1).unwrap_or_else(|| vec![1.0; *columns]);
         let (mut buffer, mut values, mut energy) = (Vec::new(), Vec::new(), 0.0);
         let sampled = SAMPLED_ROWS.min(*rows).max(1);
         for sample in 0..sampled {
@@ -141,7 +143,7 @@ fn groups(model: &Model, plan: &QuantizePlan, importance: &ImportanceMatrix) -> 
         let energy = energy / sampled as f64 * *rows as f64;
         let total: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
         let noise = SHARE * (energy / (*rows as f64 * total.max(f64::MIN_POSITIVE))).sqrt();
-        let own = NoisyTensor { name: tensor.name.clone(), rows: *rows, columns: *columns, noise, energy };
+        let own = NoisyTensor { name: tensor.source.clone(), rows: *rows, columns: *columns, noise, energy };
         let group = groups.entry((role, layer * bands / layers)).or_insert(Group { tensors: Vec::new() });
         group.tensors.push(own);
     }

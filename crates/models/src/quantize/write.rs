@@ -66,7 +66,7 @@ pub fn quantize_file(
     let parts = paths.len();
     let waiting = if parts > 1 { Some(WaitingParts::new(&paths)?) } else { None };
     let part_of: Vec<usize> =
-        file.tensors().map(|tensor| if parts > 1 { tensor.part() } else { 0 }).collect();
+        plan.sources(file)?.iter().map(|tensor| if parts > 1 { tensor.part() } else { 0 }).collect();
     let metadata = metadata(file, plan.file_type(options.file_type), options, importance)?;
     run(&work, options.thread_count(), options.memory, hooks.cancelled, |results| {
         for (part, path) in paths.iter().enumerate() {
@@ -173,9 +173,9 @@ pub(crate) fn columns(
         let Some(matrix) = importance.filter(|_| options.uses_importance(&tensor.name)) else {
             return Ok(None);
         };
-        let Some(entry) = matrix.entries.get(&tensor.name) else { return Ok(None) };
+        let Some(entry) = matrix.entries.get(&tensor.source) else { return Ok(None) };
         let (matrices, _) = matrices(tensor);
-        let weights = matrix.weights(&tensor.name, tensor.row_len(), matrices);
+        let weights = matrix.weights(&tensor.source, tensor.row_len(), matrices);
         if weights.is_none() {
             let (found, expected) = (entry.sums.len(), tensor.row_len());
             let tensor = tensor.name.clone();
@@ -193,10 +193,12 @@ fn metadata(
     options: &QuantizeOptions,
     importance: Option<(&ImportanceMatrix, &Path)>,
 ) -> Result<Vec<(String, OwnedValue)>> {
-    let mut changed: Vec<(String, OwnedValue)> = vec![
-        ("general.quantization_version".to_owned(), QUANTIZATION_VERSION.into()),
-        ("general.file_type".to_owned(), file_type.id().into()),
-    ];
+    let mut changed: Vec<(String, OwnedValue)> =
+        vec![("general.quantization_version".to_owned(), QUANTIZATION_VERSION.into())];
+    if !options.only_copy {
+        changed.push(("general.file_type".to_owned(), file_type.id().into()));
+    }
+    changed.extend(options.pruned.keys(file));
     if let Some((matrix, path)) = importance {
         let path = path.to_string_lossy().into_owned();
         changed.push(("quantize.imatrix.file".to_owned(), path.into()));

@@ -7,8 +7,8 @@ use quadriga_graph::DType;
 use quadriga_models::Error;
 use quadriga_models::importance::{ImportanceEntry, ImportanceMatrix};
 use quadriga_models::quantize::{
-    FileType, FitBasis, QuantizeError, QuantizeHooks, QuantizeOptions, QuantizePlan, TensorType, fit,
-    parse_override, quantize_file,
+    FileType, FitBasis, PrunedLayers, QuantizeError, QuantizeHooks, QuantizeOptions, QuantizePlan,
+    TensorType, fit, parse_override, quantize_file,
 };
 
 use crate::random::Random;
@@ -269,4 +269,155 @@ fn parts_are_kept() {
     run(&input, &folder.path().join("one.gguf"), &options("Q8_0")).unwrap();
     let file = File::open(folder.path().join("one.gguf")).unwrap();
     assert_eq!((file.part_count(), file.tensor_count()), (1, 2));
+}
+
+/// The values of a model of this architecture, written with F32 tensors of 4 × 256 values.
+fn write_small(path: &Path, architecture: &str, kv_heads: &[i32], names: &[&str], value: f32) {
+    let values: Vec<u8> = (0..4 * WIDTH)
+        .flat_map(|index| (if index == 2 * WIDTH + 9 { value } else { (index as f32).sin() }).to_le_bytes())
+        .collect();
+    let mut writer = Writer::new();
+    writer.set("general.architecture", architecture).unwrap();
+    writer.set(&format!("{architecture}.block_count"), kv_heads.len() as u32).unwrap();
+    writer.set(&format!("{architecture}.attention.head_count"), 32u32).unwrap();
+    writer.set(&format!("{architecture}.attention.head_count_kv"), kv_heads).unwrap();
+    for name in names {
+        writer.tensor_bytes(name, DType::F32, [4, WIDTH], &values).unwrap();
+    }
+    writer.write(path).unwrap();
+}
+
+/// llama.cpp takes the heads per KV head of the first layer; one without attention has none, so that values get no more bits.
+#[test]
+fn values_of_hybrid_models_have_the_types_of_llama_cpp() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.gguf");
+    let names = ["token_embd.weight", "blk.0.shortconv.in_proj.weight", "blk.1.attn_v.weight"];
+    for (kv_heads, mixes) in [
+        (&[0, 8][..], [("Q2_K", DType::Q3_K), ("IQ4_XS", DType::IQ4_XS), ("IQ2_M", DType::IQ3_S)]),
+        (&[8, 8], [("Q2_K", DType::Q4_K), ("IQ4_XS", DType::Q5_K), ("IQ2_M", DType::Q4_K)]),
+    ] {
+        write_small(&input, "lfm2", kv_heads, &names, 0.0);
+        let file = File::open(&input).unwrap();
+        for (mix, expected) in mixes {
+            let plan = QuantizePlan::new(&file, &options(mix), None).unwrap();
+            let value = plan.tensors.iter().find(|tensor| tensor.name == "blk.1.attn_v.weight").unwrap();
+            assert_eq!(value.to, expected, "{mix} {kv_heads:?}");
+        }
+    }
+}
+
+#[test]
+fn values_that_a_type_cannot_hold_are_refused_with_the_way_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in.gguf"), folder.path().join("out.gguf"));
+    let names = ["token_embd.weight", "output.weight", "blk.0.ffn_up.weight"];
+    write_small(&input, "llama", &[8], &names, -1e9);
+    for name in ["Q4_0", "Q8_0", "Q4_K_S", "Q6_K", "IQ4_XS", "F16", "NVFP4"] {
+        let error = run(&input, &output, &options(name)).unwrap_err();
+        let Error::Quantize(QuantizeError::Overflow { tensor, row: 2, value: -1e9, .. }) = &error else {
+            panic!("{name}: {error}")
+        };
+        assert!(error.to_string().contains(&format!("--tensor-type {tensor}=BF16")), "{error}");
+        assert!(!output.exists(), "{name}");
+    }
+    // The way out.
+    let mut with_rule = options("Q8_0");
+    with_rule.tensor_types =
+        names.iter().map(|name| TensorType::parse(&format!("{name}=BF16")).unwrap()).collect();
+    run(&input, &output, &with_rule).unwrap();
+    // What the type holds is no error.
+    write_small(&input, "llama", &[8], &names, 60_000.0);
+    for name in ["Q4_0", "Q8_0", "Q4_K_S", "Q6_K", "IQ4_XS", "F16"] {
+        run(&input, &output, &options(name)).unwrap();
+    }
+}
+
+#[test]
+fn a_copy_has_the_same_tensors_and_pruned_layers_are_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in.gguf"), folder.path().join("out.gguf"));
+    write_model(&input, None);
+    let copy = QuantizeOptions { only_copy: true, ..options("F32") };
+    run(&input, &output, &copy).unwrap();
+    let (old, new) = (File::open(&input).unwrap(), File::open(&output).unwrap());
+    assert_eq!(new.get::<u32>("general.file_type").unwrap(), 1);
+    for (old, new) in old.tensors().zip(new.tensors()) {
+        assert_eq!((old.name(), old.dtype(), old.bytes()), (new.name(), new.dtype(), new.bytes()));
+    }
+    assert_eq!(old.tensor_count(), new.tensor_count());
+    let pruned = PrunedLayers::parse("0").unwrap();
+    for options in [
+        QuantizeOptions { pruned: pruned.clone(), ..copy.clone() },
+        QuantizeOptions { pruned: pruned.clone(), keep_split: true, ..options("Q8_0") },
+    ] {
+        run(&input, &output, &options).unwrap();
+        let new = File::open(&output).unwrap();
+        assert_eq!(new.get::<u32>("llama.block_count").unwrap(), 1);
+        assert_eq!(new.tensor_count(), old.tensor_count() - 3);
+        assert!(new.tensors().all(|tensor| !tensor.name().starts_with("blk.1.")));
+        let mut values = [vec![0.0; 24 * WIDTH], vec![0.0; 24 * WIDTH]];
+        for (values, (file, name)) in
+            values.iter_mut().zip([(&old, "blk.1.attn_v.weight"), (&new, "blk.0.attn_v.weight")])
+        {
+            let tensor = file.tensor(name).unwrap();
+            quadriga_graph::blocks::dequantize(tensor.dtype(), tensor.bytes(), values).unwrap();
+        }
+        let worst = values[0].iter().zip(&values[1]).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst < 0.05, "{worst}");
+    }
+    for (layers, part) in [("2", "layers 0 to 1"), ("0,1", "all 2 layers")] {
+        let options = QuantizeOptions { pruned: PrunedLayers::parse(layers).unwrap(), ..copy.clone() };
+        let error = run(&input, &output, &options).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    // Keys with a number per layer lose those of the layers.
+    write_small(&input, "lfm2", &[0, 8, 4], &["token_embd.weight", "blk.2.attn_v.weight"], 0.0);
+    let options = QuantizeOptions { pruned: PrunedLayers::parse("1").unwrap(), ..copy };
+    run(&input, &output, &options).unwrap();
+    let new = File::open(&output).unwrap();
+    let list = new.value("lfm2.attention.head_count_kv").unwrap();
+    let quadriga_gguf::Value::Array(list) = list else { panic!("{list:?}") };
+    let kept: Vec<_> = list.iter().map(|value| value.integer().unwrap()).collect();
+    assert_eq!(kept, [0, 4]);
+    assert!(new.find_tensor("blk.1.attn_v.weight").is_some());
+}
+
+/// The importance matrix has the names of the input, also where layers before them are missing.
+#[test]
+fn importance_of_layers_that_are_numbered_again_is_that_of_the_input() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.gguf");
+    write_model(&input, None);
+    let file = File::open(&input).unwrap();
+    let mut matrix = ImportanceMatrix::default();
+    let entry = ImportanceEntry { sums: vec![1.0; WIDTH], counts: vec![1.0] };
+    matrix.entries.insert("blk.1.attn_v.weight".to_owned(), entry);
+    let options = QuantizeOptions { pruned: PrunedLayers::parse("0").unwrap(), ..options("Q4_K_S") };
+    let plan = QuantizePlan::new(&file, &options, Some(&matrix)).unwrap();
+    let mut weighted = Vec::new();
+    let mut note = |tensor: &quadriga_models::quantize::WrittenTensor| {
+        if tensor.weighted {
+            weighted.push(tensor.plan.name.clone());
+        }
+    };
+    let mut hooks = QuantizeHooks { progress: &mut note, cancelled: &|| false };
+    let output = folder.path().join("out.gguf");
+    let path = folder.path().join("imatrix.gguf");
+    quantize_file(&file, &output, &plan, &options, Some((&matrix, &path)), &mut hooks).unwrap();
+    assert_eq!(weighted, ["blk.0.attn_v.weight"]);
+}
+
+#[test]
+fn the_file_type_is_what_most_tensors_are_when_options_chose_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in.gguf"), folder.path().join("out.gguf"));
+    write_model(&input, None);
+    // A model without experts has no tensor of MXFP4.
+    run(&input, &output, &options("MXFP4_MOE")).unwrap();
+    assert_eq!(File::open(&output).unwrap().get::<u32>("general.file_type").unwrap(), 7);
+    let mut rules = options("Q8_0");
+    rules.tensor_types = vec![TensorType::parse(".=Q4_0").unwrap()];
+    run(&input, &output, &rules).unwrap();
+    assert_eq!(File::open(&output).unwrap().get::<u32>("general.file_type").unwrap(), 2);
 }

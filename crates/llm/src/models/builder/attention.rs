@@ -60,22 +60,27 @@ impl<'g> LayerBuilder<'_, 'g> {
         let weight = self.name(&format!("{part}.weight"));
         let bias = self.name(&format!("{part}.bias"));
         let scale = self.model.weights.find_vector(&self.name(&format!("{part}.scale")), 1)?;
+        let dims = [total, x.shape().cols()];
+        let mut next = 0;
+        let parts = widths.map(|width| {
+            next += width;
+            next - width..next
+        });
+        let added = self.model.weights.low_rank_parts(&weight, dims, parts.clone())?;
         let mut results = [x; N];
-        let mut start = 0;
-        for ((result, name), width) in results.iter_mut().zip(names).zip(widths) {
-            let rows = start..start + width;
-            let dims = [total, x.shape().cols()];
+        for ((result, name), rows) in results.iter_mut().zip(names).zip(parts) {
             *result = self.model.weights.matrix_rows(&weight, name, dims, rows.clone())?.mul_mat(x);
             if let Some(scale) = scale {
                 *result = result.mul(scale);
             }
-            for added in self.model.weights.low_rank(&weight, dims, rows.clone())? {
-                *result = result.add(added.product(x));
-            }
             if let Some(bias) = self.model.weights.find_vector_rows(&bias, name, total, rows)? {
                 *result = result.add(bias);
             }
-            start += width;
+        }
+        for added in added {
+            for (result, product) in results.iter_mut().zip(added.products(x)) {
+                *result = result.add(product);
+            }
         }
         Ok(results)
     }

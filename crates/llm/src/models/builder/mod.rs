@@ -329,7 +329,7 @@ impl<'g> ModelBuilder<'g> {
             None => y,
         };
         let [rows, columns] = [weight.shape().rows(), weight.shape().cols()];
-        let added = self.weights.low_rank(&format!("{name}.weight"), [rows, columns], 0..rows)?;
+        let added = self.weights.low_rank(&format!("{name}.weight"), [rows, columns])?;
         let y = added.iter().fold(y, |y, added| y.add(added.product(x)));
         // Where ranks have columns of the matrix, each has a part of the sum.
         Ok(match self.weights.ranks().and_then(|ranks| ranks.after_product(name)) {

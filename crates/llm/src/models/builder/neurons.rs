@@ -182,7 +182,7 @@ impl<'g> LayerBuilder<'_, 'g> {
             weight: weights.get(&format!("{name}.weight"), &[neurons, columns])?,
             scale: weights.find_vector(&format!("{name}.scale"), 1)?,
             bias: weights.find_vector(&format!("{name}.bias"), neurons)?,
-            added: weights.low_rank(&format!("{name}.weight"), [neurons, columns], 0..neurons)?,
+            added: weights.low_rank(&format!("{name}.weight"), [neurons, columns])?,
             part: name,
         })
     }

@@ -35,17 +35,26 @@ pub(in crate::models) struct FileWeights<'g> {
     known: RefCell<HashSet<String>>,
 }
 
-/// A low-rank product that is added to one with a matrix of the file.
-pub(super) struct LowRank<'g> {
+/// A low-rank product that is added to one with a matrix of the file, or to those with consecutive rows of one.
+pub(super) struct LowRank<'g, const N: usize = 1> {
     a: Value<'g>,
-    b: Value<'g>,
+    b: [Value<'g>; N],
     factor: f32,
+}
+
+impl<'g, const N: usize> LowRank<'g, N> {
+    /// The products with `x`, one for each range of rows.
+    pub(super) fn products(&self, x: Value<'g>) -> [Value<'g>; N] {
+        let inner = self.a.mul_mat(x);
+        self.b.map(|b| b.mul_mat(inner).scale(self.factor))
+    }
 }
 
 impl<'g> LowRank<'g> {
     /// The product with `x`.
     pub(super) fn product(&self, x: Value<'g>) -> Value<'g> {
-        self.b.mul_mat(self.a.mul_mat(x)).scale(self.factor)
+        let [product] = self.products(x);
+        product
     }
 }
 
@@ -171,13 +180,18 @@ impl<'g> FileWeights<'g> {
         self.ranks
     }
 
-    /// What adapters add to the product with some rows of a matrix, whose dimensions are those of the whole.
-    pub(super) fn low_rank(
+    /// What adapters add to the product with a matrix.
+    pub(super) fn low_rank(&self, name: &str, dims: [usize; 2]) -> Result<Vec<LowRank<'g>>> {
+        self.low_rank_parts(name, dims, [0..dims[0]])
+    }
+
+    /// What adapters add to the products with ranges of rows of a fused matrix, whose dimensions are those of the whole.
+    pub(super) fn low_rank_parts<const N: usize>(
         &self,
         name: &str,
         dims: [usize; 2],
-        rows: Range<usize>,
-    ) -> Result<Vec<LowRank<'g>>> {
+        parts: [Range<usize>; N],
+    ) -> Result<Vec<LowRank<'g, N>>> {
         let mut found = Vec::new();
         for (index, adapter) in self.adapters.iter().enumerate() {
             let Some(pair) = adapter.pair(name).filter(|pair| pair.of_rows.is_none()) else { continue };
@@ -197,18 +211,19 @@ impl<'g> FileWeights<'g> {
                 data: Some(matrix.data.clone()),
             };
             let a = declare("lora_a", &pair.a, &pair.a.dims);
-            let mut b = declare("lora_b", &pair.b, &pair.b.dims);
-            let mut b_name = b.name.clone();
-            if rows.len() != outputs {
-                b_name = format!("{b_name}.{}", rows.start);
-                b = b.rows(rows.clone())?;
+            let a = self.g.weight(&a.name.clone(), a.weight());
+            // All parts have the same `A`, of which a graph has one.
+            let mut b = [a; N];
+            for (b, rows) in b.iter_mut().zip(&parts) {
+                let whole = declare("lora_b", &pair.b, &pair.b.dims);
+                *b = if rows.len() == outputs {
+                    self.g.weight(&whole.name.clone(), whole.weight())
+                } else {
+                    let name = format!("{}.{}", whole.name, rows.start);
+                    self.g.weight(&name, whole.rows(rows.clone())?.weight())
+                };
             }
-            let a_name = a.name.clone();
-            found.push(LowRank {
-                a: self.g.weight(&a_name, a.weight()),
-                b: self.g.weight(&b_name, b.weight()),
-                factor: adapter.factor(pair),
-            });
+            found.push(LowRank { a, b, factor: adapter.factor(pair) });
         }
         Ok(found)
     }

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 pub use self::json::parse as parse_tokenizer_json;
 pub(super) use self::pre_tokenizer::known as known_pre_tokenizers;
 use super::config::{Config, read_object};
-use super::error::{ConvertError, ConvertResult};
+use super::error::{ConvertError, ConvertResult, is_regular};
 
 /// The type of a token, as files number them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,11 +105,15 @@ impl TokenizerFiles {
     fn read(folder: &Path) -> ConvertResult<TokenizerFiles> {
         let object = |name: &str| -> ConvertResult<Option<Map<String, Value>>> {
             let path = folder.join(name);
-            if path.is_file() { read_object(&path).map(Some) } else { Ok(None) }
+            if is_regular(&path)? { read_object(&path).map(Some) } else { Ok(None) }
         };
-        let template = ["chat_template.jinja", "chat_template.j2"]
-            .iter()
-            .find_map(|name| std::fs::read_to_string(folder.join(name)).ok());
+        let mut template = None;
+        for name in ["chat_template.jinja", "chat_template.j2"] {
+            let path = folder.join(name);
+            if template.is_none() && is_regular(&path)? {
+                template = std::fs::read_to_string(path).ok();
+            }
+        }
         let template = match template {
             Some(template) => Some(template),
             None => object("chat_template.json")?
@@ -121,6 +125,14 @@ impl TokenizerFiles {
             generation: object("generation_config.json")?.unwrap_or_default(),
             template,
         })
+    }
+
+    /// Whether the chat template has a token in it, or the tokenizer puts it into texts.
+    fn mentions(&self, text: &str) -> bool {
+        let own = self.config.get("chat_template").map(Value::to_string);
+        let templates = self.template.iter().chain(&own);
+        templates.into_iter().any(|template| template.contains(text))
+            || special::names(&self.config).any(|name| name == text)
     }
 }
 
@@ -144,11 +156,12 @@ pub(super) fn keys(
 ) -> ConvertResult<TokenizerKeys> {
     let files = TokenizerFiles::read(folder)?;
     let model_path = folder.join("tokenizer.model");
+    let has_pieces = is_regular(&model_path)?;
     let mut vocabulary = match &files.json {
         Some(json) => {
             let mut vocabulary = json::parse(json, "tokenizer.json")?;
             // The scores of SentencePiece's own file are exact.
-            if vocabulary.model == "llama" && model_path.is_file() {
+            if vocabulary.model == "llama" && has_pieces {
                 let own = sentence_piece::open(&model_path)?;
                 if own.model == "llama" {
                     let added = std::mem::replace(&mut vocabulary, own);
@@ -157,14 +170,15 @@ pub(super) fn keys(
             }
             vocabulary
         }
-        None if model_path.is_file() => sentence_piece::open(&model_path)?,
+        None if has_pieces => sentence_piece::open(&model_path)?,
         None => {
             let missing = "neither tokenizer.json nor tokenizer.model is in the folder".to_owned();
             return Err(ConvertError::Tokenizer { missing });
         }
     };
     special::add_tokens_of_config(&mut vocabulary, &files.config)?;
-    let (found, notes) = (vocabulary.tokens.len(), std::mem::take(&mut vocabulary.notes));
+    let (found, mut notes) = (vocabulary.tokens.len(), std::mem::take(&mut vocabulary.notes));
+    notes.extend(leave_out_beyond(&mut vocabulary, &files, rows)?);
     let pre = match (pre, &vocabulary.pre) {
         (Some(name), _) => name.to_owned(),
         (None, Ok(name)) => pre_tokenizer::for_architecture(name, architecture).to_owned(),
@@ -203,6 +217,34 @@ pub(super) fn keys(
     pairs.extend(vocabulary.keys.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)));
     pairs.extend(keys);
     Ok(TokenizerKeys { keys: pairs, tokens: found, notes })
+}
+
+/// Removes tokens for which the embedding has no row, and says which. An error for those that texts can contain; special tokens of
+/// which neither the template nor another key knows are left out, as files of text models have some of their siblings with images.
+fn leave_out_beyond(
+    vocabulary: &mut ConvertedVocabulary,
+    files: &TokenizerFiles,
+    rows: usize,
+) -> ConvertResult<Option<String>> {
+    let tokens = vocabulary.tokens.len();
+    if tokens <= rows {
+        return Ok(None);
+    }
+    let beyond = vocabulary.tokens.split_off(rows);
+    let beyond: Vec<(usize, VocabularyToken)> =
+        (rows..).zip(beyond).filter_map(|(id, token)| Some((id, token?))).collect();
+    let needed = |token: &VocabularyToken| token.kind != TokenKind::Control || files.mentions(&token.text);
+    if let Some((id, token)) = beyond.iter().find(|(_, token)| needed(token)) {
+        return Err(ConvertError::TokensBeyondRows { tokens, rows, id: *id, text: token.text.clone() });
+    }
+    Ok(beyond.first().map(|(id, token)| {
+        let more = beyond.len() - 1;
+        let others = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!(
+            "special token {id}, {:?},{others} left out: the tokenizer has {tokens} tokens, the embedding {rows} rows",
+            token.text
+        )
+    }))
 }
 
 /// Adds tokens of another vocabulary that are not ordinary text, or are beyond the end.

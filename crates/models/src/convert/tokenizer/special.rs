@@ -53,6 +53,12 @@ fn content<'c>(config: &'c Map<String, Value>, key: &str) -> Option<&'c str> {
     value.as_str().or_else(|| value.get("content")?.as_str())
 }
 
+/// The special tokens that texts contain: all but those of padding.
+pub(super) fn names(config: &Map<String, Value>) -> impl Iterator<Item = &str> {
+    let others = SPECIAL.iter().filter(|(name, _)| *name != "pad");
+    others.filter_map(|(name, _)| content(config, &format!("{name}_token")))
+}
+
 /// The steps of the post-processor, which adds special tokens.
 fn processors(json: &Map<String, Value>) -> Vec<&Value> {
     let Some(processor) = json.get("post_processor") else { return Vec::new() };
