@@ -14,7 +14,7 @@ pub(crate) enum Failure {
     Message(String),
     /// An invalid command line or option value. Exit code 2.
     Usage(String),
-    /// Ctrl-C. Exit code 130.
+    /// Ctrl-C, exit code 130, or SIGTERM, exit code 143.
     Interrupted,
     /// The reader of standard output closed it, as `head` does. Exit code 0.
     ClosedOutput,
@@ -50,7 +50,7 @@ impl Failure {
             Failure::Message(text) => (text, 1),
             Failure::Usage(text) => (text, 2),
             Failure::Lost(text) => (text, 75),
-            Failure::Interrupted => return crate::interrupt::EXIT_CODE,
+            Failure::Interrupted => return crate::interrupt::exit_code(),
             Failure::ClosedOutput | Failure::Followed => return 0,
         };
         let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();

@@ -7,6 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_llm::default_model::{self, FetchProgress};
 
+use crate::failure::{Failure, Outcome};
+use crate::interrupt;
+use crate::model_options::is_default;
+
 /// Returns the path of the default model and downloads it on first use.
 ///
 /// Progress is shown on standard error if that is a terminal and `quiet` is not set. `cache` replaces the default cache
@@ -32,4 +36,17 @@ pub(crate) fn default_model(
     });
     bar.finish_and_clear();
     result
+}
+
+/// The file that an argument names: for the word default the default model, which is downloaded on first use.
+pub(crate) fn model_path(path: &Path, cache: Option<&Path>, quiet: bool) -> Outcome<PathBuf> {
+    if !is_default(path) {
+        return Ok(path.to_owned());
+    }
+    let ctrl_c = interrupt::catch();
+    match default_model(cache, quiet, ctrl_c.flag()) {
+        // A terminal sends Ctrl-C to pip as well, which may be the first to fail.
+        Err(_) if ctrl_c.is_pressed() => Err(Failure::Interrupted),
+        fetched => Ok(fetched?),
+    }
 }

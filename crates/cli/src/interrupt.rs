@@ -1,10 +1,17 @@
-//! Ctrl-C. By default it ends the process; a stage that must clean up or keep a result catches it.
+//! Ctrl-C, and SIGTERM where files are written. By default they end the process; a stage that must clean up or keep a result catches
+//! them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The exit code after Ctrl-C: 128 plus the number of SIGINT.
-pub(crate) const EXIT_CODE: u8 = 130;
+const INTERRUPTED: u8 = 130;
+
+/// The exit code after SIGTERM.
+const TERMINATED: u8 = 143;
+
+/// Whether it was SIGTERM.
+static IS_TERMINATED: AtomicBool = AtomicBool::new(false);
 
 /// Whether a [`CtrlC`] guard is alive.
 static CAUGHT: AtomicBool = AtomicBool::new(false);
@@ -19,18 +26,61 @@ fn set_cancel_flag(flag: Option<Arc<AtomicBool>>) {
     *CANCEL.lock().unwrap_or_else(PoisonError::into_inner) = flag;
 }
 
+/// The exit code after the signal that was caught.
+pub(crate) fn exit_code() -> u8 {
+    if IS_TERMINATED.load(Ordering::SeqCst) { TERMINATED } else { INTERRUPTED }
+}
+
 /// Installs the handler. The first Ctrl-C under a guard is recorded; any other ends the process.
 pub(crate) fn install() {
     // Without the handler the signal's default action still ends the process.
-    let _ = ctrlc::set_handler(|| {
-        if !CAUGHT.load(Ordering::SeqCst) || PENDING.swap(true, Ordering::SeqCst) {
+    let _ = ctrlc::set_handler(|| record(false));
+}
+
+/// Records a signal, or ends the process.
+fn record(is_terminated: bool) {
+    if is_terminated {
+        IS_TERMINATED.store(true, Ordering::SeqCst);
+    }
+    if !CAUGHT.load(Ordering::SeqCst) || PENDING.swap(true, Ordering::SeqCst) {
+        if !is_terminated {
             note!("");
-            std::process::exit(i32::from(EXIT_CODE));
         }
-        if let Some(flag) = &*CANCEL.lock().unwrap_or_else(PoisonError::into_inner) {
-            flag.store(true, Ordering::Release);
-        }
-    });
+        std::process::exit(i32::from(exit_code()));
+    }
+    if let Some(flag) = &*CANCEL.lock().unwrap_or_else(PoisonError::into_inner) {
+        flag.store(true, Ordering::Release);
+    }
+}
+
+/// As [`catch`], for a stage that writes files: from now on SIGTERM counts as Ctrl-C, so that no temporary files are left.
+pub(crate) fn catch_writing() -> CtrlC {
+    #[cfg(unix)]
+    {
+        static INSTALLED: std::sync::Once = std::sync::Once::new();
+        // Without the handler the signal's default action still ends the process.
+        INSTALLED.call_once(|| drop(handle_termination()));
+    }
+    catch()
+}
+
+/// Records SIGTERM, on a thread of its own. When this returns, the handler is installed.
+#[cfg(unix)]
+fn handle_termination() -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut signals = {
+        let _context = runtime.enter();
+        signal(SignalKind::terminate())?
+    };
+    let listen = move || {
+        runtime.block_on(async {
+            while signals.recv().await.is_some() {
+                record(true);
+            }
+        });
+    };
+    std::thread::Builder::new().name("sigterm".to_owned()).spawn(listen).map(drop)
 }
 
 /// A guard: while it lives, the first Ctrl-C is recorded instead of ending the process.

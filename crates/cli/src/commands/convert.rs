@@ -80,7 +80,7 @@ pub(crate) fn convert(arguments: &ConvertArgs) -> Outcome {
         memory: arguments.memory.max(1 << 20),
         threads: arguments.threads.unwrap_or(default.threads),
     };
-    let ctrl_c = interrupt::catch();
+    let ctrl_c = interrupt::catch_writing();
     let bar = if arguments.quiet { ProgressBar::hidden() } else { ProgressBar::new(0) };
     let style = ProgressStyle::with_template("converting [{wide_bar}] {percent}% {eta} {msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));

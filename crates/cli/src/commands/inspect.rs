@@ -13,12 +13,12 @@ use crate::failure::{Failure, Outcome};
 use crate::hub::HubAccess;
 use crate::model_options::ModelOptions;
 use crate::terminal::{self, Escaping};
-use crate::{file_hint, size};
+use crate::{fetch, file_hint, size};
 
 /// Arguments of `quadriga inspect`.
 #[derive(clap::Args)]
 pub(crate) struct InspectArgs {
-    /// GGUF file; of a split model, any of its parts
+    /// GGUF file; of a split model, any of its parts; or the word default
     #[arg(required_unless_present_any = ["architectures", "hf_repo"])]
     file: Option<PathBuf>,
     /// Model of Hugging Face's hub, also -hf: only its header is downloaded, unless it is in the cache
@@ -56,7 +56,10 @@ pub(crate) fn inspect(arguments: &InspectArgs) -> Outcome {
         }
         None => None,
     };
-    let Some(path) = arguments.file.as_ref().or(hub_file.as_ref()) else {
+    let named = arguments.file.as_ref();
+    let named =
+        named.map(|path| fetch::model_path(path, arguments.cache_dir.as_deref(), true)).transpose()?;
+    let Some(path) = named.as_ref().or(hub_file.as_ref()) else {
         print_architectures(&mut out)?;
         return Ok(out.flush()?);
     };

@@ -9,12 +9,12 @@ use quadriga_models::check_output;
 use quadriga_models::lora::{self, LoraError};
 
 use crate::failure::{Failure, Outcome};
-use crate::interrupt;
+use crate::{fetch, interrupt};
 
 /// Arguments of `quadriga lora`.
 #[derive(clap::Args)]
 pub(crate) struct LoraArgs {
-    /// GGUF file of the model
+    /// GGUF file of the model, or the word default
     #[arg(short, long, value_name = "FILE")]
     model: PathBuf,
     /// LoRA adapter (GGUF, or a folder of PEFT), with an optional scale; repeatable
@@ -31,13 +31,14 @@ pub(crate) struct LoraArgs {
 /// Merges the adapters.
 pub(crate) fn lora(arguments: &LoraArgs) -> Outcome {
     let adapter_files = crate::lora::files(&arguments.lora)?;
-    check_output(&arguments.output, adapter_files.iter().chain([&arguments.model]))?;
-    let adapters = crate::lora::open(&arguments.lora, &File::open(&arguments.model)?)?;
-    let ctrl_c = interrupt::catch();
+    let model = fetch::model_path(&arguments.model, None, arguments.quiet)?;
+    check_output(&arguments.output, adapter_files.iter().chain([&model]))?;
+    let adapters = crate::lora::open(&arguments.lora, &File::open(&model)?)?;
+    let ctrl_c = interrupt::catch_writing();
     let bar = if arguments.quiet { ProgressBar::hidden() } else { ProgressBar::new(0) };
     let style = ProgressStyle::with_template("merging [{wide_bar}] {pos}/{len} tensors {eta}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let merged = lora::merge(&arguments.model, &adapters, &arguments.output, &mut |done, total| {
+    let merged = lora::merge(&model, &adapters, &arguments.output, &mut |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
         if ctrl_c.is_pressed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -59,7 +59,7 @@ pub(crate) fn split(arguments: &SplitArgs) -> Outcome {
         }
         return Ok(());
     }
-    let ctrl_c = interrupt::catch();
+    let ctrl_c = interrupt::catch_writing();
     for path in shards::split(&arguments.file, &arguments.prefix, &limits, &|| ctrl_c.is_pressed())? {
         note!("wrote {}", path.display());
     }
@@ -68,7 +68,7 @@ pub(crate) fn split(arguments: &SplitArgs) -> Outcome {
 
 /// Merges the parts of a model.
 pub(crate) fn merge(arguments: &MergeArgs) -> Outcome {
-    let ctrl_c = interrupt::catch();
+    let ctrl_c = interrupt::catch_writing();
     shards::merge(&arguments.part, &arguments.output, &|| ctrl_c.is_pressed())?;
     note!("wrote {}", arguments.output.display());
     Ok(())

@@ -35,7 +35,7 @@ pub(super) fn check(arguments: &QuantizeArgs, target: &Target, paths: &[PathBuf]
     let Some(output) = paths.first() else { return Ok(()) };
     let model = ModelOptions::on("cpu", target.threads, None, None);
     let limit = arguments.memory.unwrap_or(MEMORY);
-    let needed = needed_memory(&model, [&arguments.input, output], limit);
+    let needed = needed_memory(&model, &[&arguments.input, output], limit);
     if needed.is_ok_and(|needed| needed > limit) {
         note!(
             "quadriga: the result was not compared with the input: both models take more than the {} of --memory; \
@@ -72,9 +72,9 @@ pub(super) fn check(arguments: &QuantizeArgs, target: &Target, paths: &[PathBuf]
     }
 }
 
-/// The memory that comparing models takes at most: their files, as pages that are mapped count, and what is computed with.
+/// The memory that running models takes at most: their files, as pages that are mapped count, and what is computed with.
 /// Once it is past the limit, it is not counted to its end.
-fn needed_memory(options: &ModelOptions, paths: [&PathBuf; 2], limit: u64) -> Outcome<u64> {
+fn needed_memory(options: &ModelOptions, paths: &[&PathBuf], limit: u64) -> Outcome<u64> {
     let mut needed = PROCESS;
     for path in paths {
         needed += File::open(path)?.byte_len();
@@ -91,7 +91,7 @@ fn needed_memory(options: &ModelOptions, paths: [&PathBuf; 2], limit: u64) -> Ou
     Ok(needed)
 }
 
-/// Measures how much the input reacts to errors of its tensors; `None` if it cannot be run.
+/// Measures how much the input reacts to errors of its tensors; `None` if it cannot be run, or takes more memory than it may.
 pub(super) fn sensitivities(
     arguments: &QuantizeArgs,
     target: &Target,
@@ -102,6 +102,25 @@ pub(super) fn sensitivities(
         None => TEXT.to_owned(),
     };
     let options = ModelOptions::on("cpu", target.threads, Some(arguments.input.clone()), None);
+    // If the model cannot be opened, the run below reports why.
+    let is_allowed = match arguments.memory {
+        Some(limit) => {
+            !needed_memory(&options, &[&arguments.input], limit).is_ok_and(|needed| needed > limit)
+        }
+        None => options.fits(&arguments.input).unwrap_or(true),
+    };
+    if !is_allowed {
+        if !arguments.quiet {
+            let limit = match arguments.memory {
+                Some(limit) => format!("the {} of --memory", size::text(limit)),
+                None => "is free".to_owned(),
+            };
+            note!(
+                "quadriga: all tensors count alike, because running the model takes more memory than {limit}"
+            );
+        }
+        return Ok(None);
+    }
     let measure = || -> Outcome<Sensitivities> {
         let (model, _) = options.open()?;
         let tokens = chunk_tokens(model.tokenizer()?, &text, CHUNK);
@@ -110,7 +129,7 @@ pub(super) fn sensitivities(
         let mut engine = |model| -> Outcome<Engine> {
             Ok(options.place(model, Duration::ZERO, &engine_options)?.engine()?.0)
         };
-        let ctrl_c = interrupt::catch();
+        let ctrl_c = interrupt::catch_writing();
         let bar = (!arguments.quiet).then(|| indicatif::ProgressBar::new(0));
         let measured = Sensitivities::measure(&model, plan, tokens, &mut engine, &mut |done, total| {
             if let Some(bar) = &bar {

@@ -9,21 +9,21 @@ use quadriga_gguf::File;
 use quadriga_graph::DType;
 use quadriga_models::importance::ImportanceMatrix;
 use quadriga_models::quantize::{
-    FileType, FitBasis, QuantizeError, QuantizeHooks, QuantizeOptions, QuantizePlan, TensorType,
-    WrittenTensor, fit, output_paths, parse_override, parse_type, quantize_file,
+    FileType, FitBasis, PrunedLayers, QuantizeError, QuantizeHooks, QuantizeOptions, QuantizePlan,
+    TensorType, WrittenTensor, fit, output_paths, parse_override, parse_type, quantize_file,
 };
 use quadriga_models::{Error, check_output};
 
 use crate::commands::perplexity::read_text;
 use crate::failure::{Failure, Outcome};
 use crate::output_check::check_folder;
-use crate::{interrupt, size, values};
+use crate::{fetch, interrupt, size, values};
 
 /// Arguments of `quadriga quantize`.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 #[command(after_help = TYPES)]
 pub(crate) struct QuantizeArgs {
-    /// GGUF file to quantize; of a split model, any of its parts
+    /// GGUF file to quantize; of a split model, any of its parts; or the word default
     input: PathBuf,
     /// [OUT] TYPE [THREADS]: file to write [default: ggml-model-TYPE.gguf beside the input], type or mix, number of threads
     #[arg(num_args = 0..=3, value_names = ["OUT", "TYPE", "THREADS"])]
@@ -55,6 +55,9 @@ pub(crate) struct QuantizeArgs {
     /// Give all tensors the same type instead of a mix
     #[arg(long)]
     pure: bool,
+    /// Layers to leave out, such as 20,21,22; the others are numbered again
+    #[arg(long, value_name = "L,L…", value_parser = pruned_layers)]
+    prune_layers: Option<PrunedLayers>,
     /// Quantize tensors that are quantized already; loses quality
     #[arg(long)]
     allow_requantize: bool,
@@ -67,7 +70,9 @@ pub(crate) struct QuantizeArgs {
     /// Print types and sizes, and write nothing
     #[arg(long)]
     dry_run: bool,
-    /// Choose the type of each tensor so that the file has at most this size, with the least error; TYPE is left out
+    /// Choose the type of each tensor so that the file has at most this size, with the least error; TYPE is left out. The input is run
+    /// on a short text to measure which tensors matter, which takes its size in memory, unless --memory allows less or the machine
+    /// has less: then all tensors count alike
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     fit: Option<u64>,
     /// With --fit: the size is the memory of a device that must hold weights, KV cache and buffers
@@ -82,7 +87,8 @@ pub(crate) struct QuantizeArgs {
     /// Text for the comparison [default: a short one of its own]
     #[arg(long, value_name = "FILE")]
     check_text: Option<PathBuf>,
-    /// Memory for buffers [default: 256M], and for both models at the end, which are not compared if they need more [default: 1G]
+    /// Memory for buffers [default: 256M], for the model that --fit runs [default: what is free], and for both models at the end, which
+    /// are not compared if they need more [default: 1G]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     memory: Option<u64>,
     /// Number of threads [default: number of cores]
@@ -97,17 +103,42 @@ const TYPES: &str = "\
 Types and mixes, smallest first (Q3_K, Q4_K and Q5_K are short for the mixes in _M):
   IQ1_S IQ1_M TQ1_0 IQ2_XXS TQ2_0 IQ2_XS IQ2_S IQ2_M Q2_K_S Q2_K IQ3_XXS IQ3_XS IQ3_S IQ3_M Q3_K_S Q3_K_M
   Q3_K_L IQ4_XS MXFP4 MXFP4_MOE IQ4_NL NVFP4 Q4_0 Q4_K_S Q4_K_M Q4_1 Q5_0 Q5_K_S Q5_K_M Q5_1 Q6_K Q8_0
-  F16 BF16 F32
+  F16 BF16 F32, and COPY, which leaves all tensors as they are
 Types below 3 bits need an importance matrix to be of use.";
+
+fn pruned_layers(text: &str) -> Result<PrunedLayers, String> {
+    PrunedLayers::parse(text).map_err(|error| error.to_string())
+}
 
 fn tensor_type(name: &str) -> Result<DType, String> {
     parse_type(name).map_err(|error| error.to_string())
 }
 
+/// What is asked for: a type or mix, or a copy.
+#[derive(Clone, Copy)]
+struct AskedType {
+    file_type: FileType,
+    is_copy: bool,
+}
+
+impl AskedType {
+    fn from_name(name: &str) -> Option<AskedType> {
+        match name.eq_ignore_ascii_case("COPY") {
+            // No tensor gets this type.
+            true => FileType::from_name("F32").map(|file_type| AskedType { file_type, is_copy: true }),
+            false => FileType::from_name(name).map(|file_type| AskedType { file_type, is_copy: false }),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        if self.is_copy { "COPY" } else { self.file_type.name() }
+    }
+}
+
 /// The output, the type and the number of threads.
 struct Target {
     output: PathBuf,
-    file_type: FileType,
+    asked: AskedType,
     threads: Option<usize>,
 }
 
@@ -115,44 +146,40 @@ impl QuantizeArgs {
     /// The arguments behind the input: the output may be left out, as in llama.cpp's command.
     fn target(&self) -> Outcome<Target> {
         let unknown = |name: &str| {
-            let nearest = crate::similar::nearest(FileType::all().map(FileType::name), name);
+            let names = FileType::all().map(FileType::name).chain(["COPY"]);
+            let nearest = crate::similar::nearest(names, name);
             let hint = nearest.first().map_or_else(String::new, |name| format!("; did you mean {name}?"));
             Failure::Usage(format!("{name:?} is no type{hint} {TYPES}"))
         };
         let threads = |text: &str| {
             values::threads(text).map_err(|reason| Failure::Usage(format!("THREADS {text:?} {reason}")))
         };
-        let beside = |file_type: FileType| self.input.with_file_name(format!("ggml-model-{file_type}.gguf"));
+        let beside =
+            |asked: AskedType| self.input.with_file_name(format!("ggml-model-{}.gguf", asked.name()));
         let rest: Vec<&str> = self.rest.iter().map(String::as_str).collect();
         if self.fit.is_some() {
             let [output] = rest.as_slice() else {
                 return Err(Failure::Usage("--fit chooses the types: give IN OUT only".to_owned()));
             };
             // The types of tensors that cannot be chosen, and the number in the file, are those of this mix.
-            let file_type = FileType::from_name("Q4_K_M").ok_or_else(|| unknown("Q4_K_M"))?;
-            return Ok(Target { output: output.into(), file_type, threads: self.threads });
+            let asked = AskedType::from_name("Q4_K_M").ok_or_else(|| unknown("Q4_K_M"))?;
+            return Ok(Target { output: output.into(), asked, threads: self.threads });
         }
-        let (output, file_type, count) = match rest.as_slice() {
-            [name] => {
-                let file_type = FileType::from_name(name).ok_or_else(|| unknown(name))?;
-                (beside(file_type), file_type, None)
+        let asked = |name: &str| AskedType::from_name(name).ok_or_else(|| unknown(name));
+        let (output, asked, count) = match rest.as_slice() {
+            [name] => (beside(asked(name)?), asked(name)?, None),
+            [name, count] if AskedType::from_name(name).is_some() && count.parse::<usize>().is_ok() => {
+                (beside(asked(name)?), asked(name)?, Some(threads(count)?))
             }
-            [name, count] if FileType::from_name(name).is_some() && count.parse::<usize>().is_ok() => {
-                let file_type = FileType::from_name(name).ok_or_else(|| unknown(name))?;
-                (beside(file_type), file_type, Some(threads(count)?))
-            }
-            [output, name] => (output.into(), FileType::from_name(name).ok_or_else(|| unknown(name))?, None),
-            [output, name, count, ..] => {
-                let file_type = FileType::from_name(name).ok_or_else(|| unknown(name))?;
-                (output.into(), file_type, Some(threads(count)?))
-            }
+            [output, name] => (output.into(), asked(name)?, None),
+            [output, name, count, ..] => (output.into(), asked(name)?, Some(threads(count)?)),
             [] => {
                 return Err(Failure::Usage(format!(
                     "the type is missing: quadriga quantize IN [OUT] TYPE. {TYPES}"
                 )));
             }
         };
-        Ok(Target { output, file_type, threads: self.threads.or(count) })
+        Ok(Target { output, asked, threads: self.threads.or(count) })
     }
 
     /// The options of the quantizer.
@@ -163,7 +190,9 @@ impl QuantizeArgs {
             let text = std::fs::read_to_string(path).map_err(|error| Failure::file("read", path, &error))?;
             rules.extend(text.split_whitespace().map(str::to_owned));
         }
-        let mut options = QuantizeOptions::new(target.file_type);
+        let mut options = QuantizeOptions::new(target.asked.file_type);
+        options.only_copy = target.asked.is_copy;
+        options.pruned = self.prune_layers.clone().unwrap_or_default();
         options.output_type = self.output_tensor_type;
         options.embedding_type = self.token_embedding_type;
         options.tensor_types =
@@ -192,6 +221,8 @@ impl QuantizeArgs {
 pub(crate) fn quantize(arguments: &QuantizeArgs) -> Outcome {
     let target = arguments.target()?;
     let mut options = arguments.options(&target)?;
+    let input = fetch::model_path(&arguments.input, None, arguments.quiet)?;
+    let arguments = &QuantizeArgs { input, ..arguments.clone() };
     let file = File::open(&arguments.input)?;
     let paths = output_paths(&file, &target.output, &options, arguments.imatrix.as_deref())?;
     let read = arguments.check_text.iter().chain(&arguments.tensor_type_file);
@@ -222,8 +253,9 @@ pub(crate) fn quantize(arguments: &QuantizeArgs) -> Outcome {
     if paths.len() > 1 && !arguments.quiet {
         paths.iter().for_each(|path| note!("wrote {}", path.display()));
     }
-    // Nobody would see what it finds.
-    if arguments.no_check || arguments.quiet {
+    // Nobody would see what it finds, and a copy is no other model.
+    let is_same = options.only_copy && options.pruned.is_empty();
+    if arguments.no_check || arguments.quiet || is_same {
         return Ok(());
     }
     // What is mapped counts as memory.
@@ -249,7 +281,7 @@ fn fit_plan(
     };
     let plan = QuantizePlan::new(file, options, matrix)?;
     let sensitivities = check::sensitivities(arguments, target, &plan)?;
-    let ctrl_c = interrupt::catch();
+    let ctrl_c = interrupt::catch_writing();
     let basis = FitBasis { importance: matrix, sensitivities: sensitivities.as_ref() };
     let plan = fit(file, options, basis, size.saturating_sub(beside), &|| ctrl_c.is_pressed());
     match plan {
@@ -280,7 +312,7 @@ fn write(
     importance: Option<(&ImportanceMatrix, &Path)>,
 ) -> Outcome {
     let started = Instant::now();
-    let ctrl_c = interrupt::catch();
+    let ctrl_c = interrupt::catch_writing();
     let (total, mut done, mut bytes) = (plan.tensors.len(), 0, 0);
     let bar = (!arguments.quiet).then(|| indicatif::ProgressBar::new(plan.byte_len()));
     let mut progress = |tensor: &WrittenTensor| {
@@ -334,7 +366,7 @@ fn warn(options: &QuantizeOptions, plan: &QuantizePlan, matrix: Option<&Importan
     }
     let Some(matrix) = matrix else { return };
     let without = plan.tensors.iter().filter(|tensor| {
-        tensor.is_quantizable && tensor.from != tensor.to && !matrix.entries.contains_key(&tensor.name)
+        tensor.is_quantizable && tensor.from != tensor.to && !matrix.entries.contains_key(&tensor.source)
     });
     let names: Vec<&str> = without.map(|tensor| tensor.name.as_str()).collect();
     if let Some(first) = names.first() {
