@@ -17,12 +17,12 @@ use crate::atomic_file::AtomicFile;
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
 use crate::output_check::{check_folder, model_files};
-use crate::{interrupt, values};
+use crate::{fetch, interrupt, values};
 
 /// Arguments of `quadriga compare`.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(crate) struct CompareArgs {
-    /// GGUF file of the reference, such as the model before quantization
+    /// GGUF file of the reference, such as the model before quantization; or the word default
     reference: PathBuf,
     /// GGUF file of the model to judge
     other: PathBuf,
@@ -62,6 +62,9 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Outcome {
                 .to_owned(),
         ));
     }
+    let named = |path: &Path| fetch::model_path(path, arguments.model.cache_dir(), arguments.model.quiet);
+    let (reference, other) = (named(&arguments.reference)?, named(&arguments.other)?);
+    let arguments = &CompareArgs { reference, other, ..arguments.clone() };
     if let Some(html) = &arguments.html {
         let models = [&arguments.reference, &arguments.other].into_iter().flat_map(|path| model_files(path));
         check_output(html, models.chain(arguments.file.clone()))?;
