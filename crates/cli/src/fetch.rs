@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_llm::default_model::{self, FetchProgress};
+use quadriga_models::hub::DEFAULT;
 
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
-use crate::model_options::is_default;
 
 /// Returns the path of the default model and downloads it on first use.
 ///
@@ -49,4 +49,9 @@ pub(crate) fn model_path(path: &Path, cache: Option<&Path>, quiet: bool) -> Outc
         Err(_) if ctrl_c.is_pressed() => Err(Failure::Interrupted),
         fetched => Ok(fetched?),
     }
+}
+
+/// Whether a path is the name of the default model, as `pull`, `show` and `rm` have it, and no file of that name.
+pub(crate) fn is_default(path: &Path) -> bool {
+    path == Path::new(DEFAULT) && !path.exists()
 }

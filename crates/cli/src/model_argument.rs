@@ -7,7 +7,8 @@ use std::path::Path;
 use quadriga_models::hub::RepositoryName;
 
 use crate::failure::{Failure, Outcome};
-use crate::model_options::{ModelOptions, is_default};
+use crate::fetch::is_default;
+use crate::model_options::ModelOptions;
 
 /// The first bytes of a GGUF file.
 const MAGIC: [u8; 4] = *b"GGUF";

@@ -9,11 +9,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_gguf::File;
 use quadriga_graph::DType;
 use quadriga_llm::models::{NeuronMode, Neurons};
-use quadriga_llm::placement::{CpuOptions, DeviceRank, Devices, GpuLayers, NumaMode, PlacedModel, Placement};
+use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, NumaMode, PlacedModel, Placement};
 use quadriga_llm::serving::{Batcher, BatcherOptions};
 use quadriga_llm::{
-    Embedder, EmbedderOptions, Engine, EngineOptions, Generator, GeneratorOptions, Model, NeuronCounts,
-    Parallelism,
+    DeviceRank, Embedder, EmbedderOptions, Engine, EngineOptions, Generator, GeneratorOptions, Model,
+    NeuronCounts, Parallelism,
 };
 use quadriga_models::hub::DEFAULT;
 use quadriga_runtime::{BackendBytes, Progress};
@@ -282,7 +282,7 @@ impl ModelOptions {
 
     /// The file given with `-m`.
     pub(crate) fn file(&self) -> Option<&std::path::Path> {
-        self.model.as_deref().filter(|path| !is_default(path))
+        self.model.as_deref().filter(|path| !fetch::is_default(path))
     }
 
     /// The repository given with `-hf`.
@@ -325,7 +325,7 @@ impl ModelOptions {
         if let Some(name) = self.hf_repo.as_ref().filter(|name| *name != DEFAULT) {
             return self.hub_path(name);
         }
-        match self.model.as_ref().filter(|path| !is_default(path)) {
+        match self.model.as_ref().filter(|path| !fetch::is_default(path)) {
             Some(path) => Ok(path.clone()),
             None => {
                 let ctrl_c = interrupt::catch();
@@ -514,11 +514,6 @@ impl ModelOptions {
         let (quiet, prefill_bar, others) = (self.quiet, Arc::default(), Mutex::new(others));
         Ok(Prepared { model, devices, placement, placed, options, others, quiet, prefill_bar, opening })
     }
-}
-
-/// Whether a path is the name of the default model, as `pull`, `show` and `rm` have it, and no file of that name.
-pub(crate) fn is_default(path: &std::path::Path) -> bool {
-    path == std::path::Path::new(DEFAULT) && !path.exists()
 }
 
 /// Adds the path to errors about a file's contents that do not name it, and what the file is if it is no model.

@@ -38,6 +38,7 @@ mod answer_text;
 pub mod constraint;
 mod conversation;
 pub mod default_model;
+mod device_ranks;
 mod divergence;
 mod embedder;
 mod engine;
@@ -70,6 +71,7 @@ pub mod tools;
 pub use adapter::{Adapter, AdapterMatrix, LowRankPair};
 pub use answer::{Answer, Completion, Finish, TextPiece, TokenCounts};
 pub use conversation::FittedConversation;
+pub use device_ranks::DeviceRank;
 pub use divergence::divergence;
 pub use embedder::{Embedder, EmbedderOptions, can_rank, cosine, cut_tokens, pair_tokens, text_tokens};
 pub use engine::{

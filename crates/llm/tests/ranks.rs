@@ -11,9 +11,9 @@ use quadriga_cluster::{Communicator, InProcess, Limits, in_process};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::evaluate::evaluate;
-use quadriga_llm::placement::{CpuOptions, DeviceRank, Devices, GpuLayers, Placement};
+use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, Placement};
 use quadriga_llm::serving::{Event, Request};
-use quadriga_llm::{Engine, EngineOptions, Error, Grid, Model, Parallelism};
+use quadriga_llm::{DeviceRank, Engine, EngineOptions, Error, Grid, Model, Parallelism};
 use quadriga_sim::Sim;
 
 /// The tolerance for sums in another order, in standard deviations of the logits.

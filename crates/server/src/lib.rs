@@ -36,6 +36,7 @@ pub mod fields;
 mod generate;
 pub mod generation;
 mod hooks;
+mod memory_keeper;
 pub mod model;
 pub mod openapi;
 pub mod operation;

@@ -17,10 +17,10 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use crate::app::App;
+use crate::memory_keeper::MemoryKeeper;
 use crate::operation::awaited_body::AwaitedBody;
 use crate::operation::exchange::Exchange;
 use crate::operation::listener::{ListenAddress, Listener};
-use crate::operation::process::MemoryKeeper;
 use crate::operation::timed_io::TimedIo;
 use crate::routes;
 

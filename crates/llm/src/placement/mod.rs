@@ -15,7 +15,6 @@
 
 mod batch;
 mod context;
-mod device_ranks;
 mod devices;
 mod estimate;
 mod expert_choice;
@@ -40,7 +39,6 @@ use std::sync::Arc;
 pub use quadriga_cpu::numa::NumaMode;
 use quadriga_runtime::{Backend, Plan, Rates, Scheduler, WeightStreaming};
 
-pub use self::device_ranks::DeviceRank;
 pub use self::devices::{CpuOptions, DeviceList, DeviceName, Devices};
 pub use self::estimate::{BatchEstimate, SlotHits, SpeedEstimate};
 pub use self::expert_choice::ExpertOption;
@@ -54,6 +52,7 @@ pub use self::rank_plan::{GridPlan, RankPlan};
 pub use self::report::{ClassResidence, residence};
 pub use self::rule::offload;
 use self::search::Search;
+use self::shares::shares;
 pub use self::tensor_class::TensorClass;
 use crate::engine::EngineOptions;
 use crate::model::Model;
@@ -209,6 +208,17 @@ impl Placement {
         }
         let overrides = Arc::new(Overrides::resolve(self, model, devices)?);
         Ok(Search { placement: self, model, devices, options, overrides })
+    }
+
+    /// The accelerators' shares of a model, as [`Placement::tensor_split`] or their rates and free memory say.
+    pub(crate) fn shares(&self, model: &Model, devices: &Devices) -> Vec<f64> {
+        self.shares_within(model, devices, &self.budgets(devices))
+    }
+
+    /// The same within budgets.
+    fn shares_within(&self, model: &Model, devices: &Devices, room: &[Option<u64>]) -> Vec<f64> {
+        let bytes = model.file().tensors().map(|tensor| tensor.data().len() as u64).sum();
+        shares(&self.tensor_split, &self.rates_of(devices), room, bytes)
     }
 
     /// The bytes that [`GpuLayers::Auto`] may use of each accelerator.

@@ -10,7 +10,6 @@ use super::overrides::Overrides;
 use super::parts::{ModelPart, ModelParts};
 use super::residence::Residence;
 use super::rule::{offload_layers, with_expert_slots};
-use super::shares::shares;
 use super::{Devices, GpuLayers, PlacedModel, Placement};
 use crate::engine::{Engine, EngineOptions};
 use crate::model::Model;
@@ -45,8 +44,7 @@ impl Search<'_> {
             budget.or_else(|| backend.device().free_bytes)
         };
         let room: Vec<Option<u64>> = self.devices.accelerators().iter().zip(budgets).map(free).collect();
-        let bytes = self.model.file().tensors().map(|tensor| tensor.data().len() as u64).sum();
-        shares(&self.placement.tensor_split, &self.placement.rates_of(self.devices), &room, bytes)
+        self.placement.shares_within(self.model, self.devices, &room)
     }
 
     /// Plans the model with as much of it on accelerators as saves the most time within the budgets.

@@ -22,7 +22,9 @@ use quadriga_llm::default_model::SMOLLM2;
 use super::error::{HubError, HubResult, io_error};
 use super::name::{MAIN, RepositoryName};
 use super::partial::{PartialDownload, PartialFiles};
-use super::revisions::{MAX_DEPTH, REFS, commit_of, commits_in, entries, is_plain, revision_of, revisions};
+use super::revisions::{
+    MAX_DEPTH, REFS, TEMPORARY, commit_of, commits_in, entries, is_plain, revision_of, revisions,
+};
 use super::selection::{ModelChoice, choices, find_choice};
 
 /// A cache of models.
@@ -63,9 +65,6 @@ pub struct CachedModel {
     /// The total size.
     pub bytes: u64,
 }
-
-/// The beginning and the end of the names of links and revisions that are being made.
-const TEMPORARY: (&str, &str) = (".quadriga-", ".tmp");
 
 /// The name of the default model in lists.
 pub const DEFAULT: &str = "default";
@@ -285,10 +284,6 @@ fn replace(target: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Res
         let _ = fs::remove_file(&new);
     }
     made
-}
-
-pub(super) fn is_temporary(name: &str) -> bool {
-    name.starts_with(TEMPORARY.0) && name.ends_with(TEMPORARY.1)
 }
 
 #[cfg(unix)]

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use quadriga_llm::default_model::SMOLLM2;
 
-use super::cache::{DEFAULT, ModelCache, files_below, is_temporary, models_in};
+use super::cache::{DEFAULT, ModelCache, files_below, models_in};
 use super::error::{HubError, HubResult, io_error};
 use super::locks;
 use super::name::RepositoryName;
 use super::partial::PartialFiles;
-use super::revisions::{MAX_DEPTH, REFS, commit_of, commits_in, entries, revisions};
+use super::revisions::{MAX_DEPTH, REFS, commit_of, commits_in, entries, is_temporary, revisions};
 use super::selection::{ModelChoice, find_choice};
 
 impl ModelCache {

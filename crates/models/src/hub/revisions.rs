@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::cache::is_temporary;
 use super::name::MAIN;
 
 /// The folder of a repository's revisions.
@@ -14,6 +13,13 @@ const SHORT_COMMIT: (usize, usize) = (7, 8);
 
 /// The most folders within each other that are searched.
 pub(super) const MAX_DEPTH: usize = 8;
+
+/// The beginning and the end of the names of links and revisions that are being made.
+pub(super) const TEMPORARY: (&str, &str) = (".quadriga-", ".tmp");
+
+pub(super) fn is_temporary(name: &str) -> bool {
+    name.starts_with(TEMPORARY.0) && name.ends_with(TEMPORARY.1)
+}
 
 /// The commits of a repository, by their folders.
 pub(super) fn commits_in(snapshots: &Path) -> Vec<String> {

@@ -13,9 +13,9 @@ use quadriga_graph::DType;
 
 use super::kernels::quantize_rows;
 use super::options::QuantizeOptions;
-use super::pipeline::{matrices, squared_error};
+use super::pipeline::matrices;
 use super::plan::{QuantizePlan, TensorPlan};
-use super::rows::{RowReader, dequantize};
+use super::rows::{RowReader, dequantize, squared_error};
 use super::sensitivity::Sensitivities;
 use super::write::columns;
 use crate::error::{QuantizeError, Result};

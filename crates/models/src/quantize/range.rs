@@ -4,8 +4,7 @@ use quadriga_graph::DType;
 use quadriga_graph::blocks::FormatError;
 
 use super::kernels::quantize_rows;
-use super::pipeline::squared_error;
-use super::rows::dequantize;
+use super::rows::{dequantize, squared_error};
 
 /// Magnitudes below this are held by every type: NVFP4, whose scales have the least range, goes to 1344.
 const HELD_BY_ALL: f32 = 512.0;

@@ -106,3 +106,18 @@ pub(crate) fn first_not_finite(values: &[f32]) -> Option<usize> {
     }
     values.iter().position(|value| !value.is_finite())
 }
+
+/// Σ (a − b)² and Σ a², each column weighted by its importance.
+pub(crate) fn squared_error(a: &[f32], b: &[f32], importance: Option<&[f32]>) -> (f64, f64) {
+    let row_len = importance.map_or(a.len(), <[f32]>::len).max(1);
+    let (mut error, mut square) = (0.0, 0.0);
+    for (a, b) in a.chunks(row_len).zip(b.chunks(row_len)) {
+        for (a, b, w) in a.iter().zip(b).enumerate().map(|(i, (a, b))| {
+            (f64::from(*a), f64::from(*b), importance.and_then(|w| w.get(i)).map_or(1.0, |w| f64::from(*w)))
+        }) {
+            error += w * (a - b) * (a - b);
+            square += w * a * a;
+        }
+    }
+    (error, square)
+}

@@ -12,9 +12,8 @@ use quadriga_graph::DType;
 use quadriga_llm::{Adapter, BatchToken, Engine, Model};
 
 use super::mix::layer_of;
-use super::pipeline::squared_error;
 use super::plan::QuantizePlan;
-use super::rows::RowReader;
+use super::rows::{RowReader, squared_error};
 use crate::divergence::row_divergence;
 use crate::error::{Error, QuantizeError, Result};
 use crate::importance::{ImportanceMatrix, collect};

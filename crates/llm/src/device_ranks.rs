@@ -5,10 +5,9 @@ use std::thread;
 
 use quadriga_cluster::{Communicator, Limits, in_process};
 
-use super::shares::shares;
-use super::{CpuOptions, Devices, PlacedModel, Placement};
 use crate::engine::{Engine, EngineOptions};
 use crate::model::Model;
+use crate::placement::{CpuOptions, Devices, PlacedModel, Placement};
 use crate::ranks::Parallelism;
 use crate::serving::{Batcher, BatcherOptions};
 use crate::{Error, Result};
@@ -40,9 +39,7 @@ impl Placement {
         cpu: CpuOptions,
         options: &EngineOptions,
     ) -> Result<Vec<DeviceRank>> {
-        let room: Vec<Option<u64>> = self.budgets(devices);
-        let bytes = model.file().tensors().map(|tensor| tensor.data().len() as u64).sum();
-        let shares = shares(&self.tensor_split, &self.rates_of(devices), &room, bytes);
+        let shares = self.shares(model, devices);
         let used = devices.accelerators().iter().zip(shares).filter(|(_, share)| *share > 0.0);
         let (accelerators, speeds): (Vec<_>, Vec<f64>) = used.unzip();
         if accelerators.len() < 2 {
