@@ -182,7 +182,8 @@ impl<'g> FileWeights<'g> {
 
     /// What adapters add to the product with a matrix.
     pub(super) fn low_rank(&self, name: &str, dims: [usize; 2]) -> Result<Vec<LowRank<'g>>> {
-        self.low_rank_parts(name, dims, [0..dims[0]])
+        let all = 0..dims[0];
+        self.low_rank_parts(name, dims, [all])
     }
 
     /// What adapters add to the products with ranges of rows of a fused matrix, whose dimensions are those of the whole.
