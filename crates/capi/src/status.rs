@@ -112,10 +112,6 @@ impl Failure {
     pub(crate) fn null(name: &str) -> Failure {
         Failure::argument(format!("{name} is NULL"))
     }
-
-    pub(crate) fn file(message: impl Into<String>) -> Failure {
-        Failure::new(QD_STATUS_FILE, message)
-    }
 }
 
 fn backend_code(error: &BackendError) -> qd_status {

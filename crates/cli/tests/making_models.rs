@@ -147,13 +147,13 @@ mod terminated {
         fs::write(&output, "old").unwrap();
         terminate(quadriga(["quantize", text(&input), text(&output), "Q8_0"]), &out);
         let lora = fixture.path().join("lora.gguf");
+        let zeros = vec![0; 4 * 4096];
         let mut writer = Writer::new();
         for (key, value) in
             [("general.architecture", "llama"), ("general.type", "adapter"), ("adapter.type", "lora")]
         {
             writer.set(key, value).unwrap();
         }
-        let zeros = vec![0; 4 * 4096];
         writer.tensor_bytes("blk.0.attn_q.weight.lora_a", DType::F32, [1, 4096], &zeros).unwrap();
         writer.tensor_bytes("blk.0.attn_q.weight.lora_b", DType::F32, [8, 1], &zeros[..32]).unwrap();
         writer.write(&lora).unwrap();
