@@ -138,7 +138,7 @@ fn of_two_models_none_is_ignored() {
     ] {
         for other in [["-m", model], ["-hf", "org/tiny-GGUF"]] {
             let (name, rest) = command.split_first().unwrap();
-            let line = [&[*name, model], &rest[..], &other].concat();
+            let line = [&[*name, model], rest, &other].concat();
             let found = run(&line);
             assert_eq!(found.code, Some(2), "{line:?}: {found:?}");
             let names = |long: &str| found.err.contains(other[0]) || found.err.contains(long);
