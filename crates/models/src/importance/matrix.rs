@@ -16,6 +16,14 @@ pub struct ImportanceEntry {
     pub counts: Vec<f32>,
 }
 
+impl ImportanceEntry {
+    /// Makes the activations count as this many each.
+    fn scale(&mut self, factor: f32) {
+        // Files must not have infinite numbers.
+        self.sums.iter_mut().chain(&mut self.counts).for_each(|own| *own = (*own * factor).min(f32::MAX));
+    }
+}
+
 /// How much each input of each weight matters: the sums of squares of activations over a text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ImportanceMatrix {
@@ -25,7 +33,8 @@ pub struct ImportanceMatrix {
     pub datasets: Vec<String>,
     /// Chunks of the texts that were computed.
     pub chunk_count: u32,
-    /// Tokens of a chunk.
+    /// Tokens of a chunk; 0 where sums and counts are those of the chunks' means, as in files of the older format, and not of
+    /// all tokens.
     pub chunk_size: u32,
     /// What tells the text from others ([`text_id`](ImportanceMatrix::text_id)); `None` for several texts, and in files of other
     /// programs.
@@ -113,11 +122,20 @@ impl ImportanceMatrix {
         if self.text.is_some() { self.text_chunks as usize } else { self.chunk_count as usize }
     }
 
-    /// Adds the sums of another matrix of the same model.
+    /// Adds the sums of another matrix of the same model. Where only one of them counts chunks and not tokens, its chunks are
+    /// taken to be as long as those of the other.
     pub fn merge(&mut self, other: &ImportanceMatrix) -> Result<()> {
+        let size = self.chunk_size.max(other.chunk_size).max(1) as f32;
+        if self.chunk_size == 0 {
+            self.entries.values_mut().for_each(|entry| entry.scale(size));
+        }
         for (name, theirs) in &other.entries {
+            let mut theirs = theirs.clone();
+            if other.chunk_size == 0 {
+                theirs.scale(size);
+            }
             let Some(ours) = self.entries.get_mut(name) else {
-                self.entries.insert(name.clone(), theirs.clone());
+                self.entries.insert(name.clone(), theirs);
                 continue;
             };
             if ours.sums.len() != theirs.sums.len() || ours.counts.len() != theirs.counts.len() {

@@ -46,6 +46,25 @@ fn weights_are_around_one_and_unused_experts_count_evenly() {
     assert_eq!(matrix.weights("blk.9.attn_q.weight", 3, 1), None);
 }
 
+/// A file that is longer than memory, as a model that is named by mistake can be.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_is_not_read_into_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("imatrix.gguf");
+    let matrix = matrix(1.0);
+    matrix.write(&path).unwrap();
+    let longer = |path: &Path| std::fs::File::options().write(true).open(path).unwrap().set_len(1 << 40);
+    longer(&path).unwrap();
+    assert_eq!(ImportanceMatrix::read(&path).unwrap(), matrix);
+    let path = folder.path().join("imatrix.dat");
+    std::fs::write(&path, legacy(b"w", 2, &[1.0], &[])).unwrap();
+    assert!(ImportanceMatrix::read(&path).is_ok());
+    longer(&path).unwrap();
+    let error = ImportanceMatrix::read(&path).unwrap_err().to_string();
+    assert!(error.contains("imatrix.dat") && error.contains("4294967296"), "{error}");
+}
+
 /// A file of the older format with one entry.
 fn legacy(name: &[u8], calls: i32, values: &[f32], tail: &[u8]) -> Vec<u8> {
     let mut bytes = 1i32.to_le_bytes().to_vec();
@@ -111,4 +130,36 @@ fn hostile_files_are_refused_with_the_place() {
         let error = read(&bytes).unwrap_err();
         assert!(error.contains(place), "{place}: {error}");
     }
+}
+
+/// The older format has means times chunks, GGUF sums over tokens: equally many chunks weigh the same.
+#[test]
+fn files_of_both_formats_weigh_by_their_chunks_when_merged() {
+    let old = || read(&legacy(b"w", 100, &[900.0, 100.0], &100i32.to_le_bytes())).unwrap();
+    let mut new = ImportanceMatrix { chunk_count: 100, chunk_size: 256, ..Default::default() };
+    let tokens = 25_600.0;
+    let entry = ImportanceEntry { sums: vec![tokens, 9.0 * tokens], counts: vec![tokens] };
+    new.entries.insert("w".into(), entry);
+    let mut first = old();
+    first.merge(&new).unwrap();
+    let mut second = new.clone();
+    second.merge(&old()).unwrap();
+    let mut several = old();
+    several.merge(&old()).unwrap();
+    assert_eq!(several.entries["w"].sums, [1800.0, 200.0]);
+    // Written as GGUF, it is still one that counts chunks.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("old.gguf");
+    old().write(&path).unwrap();
+    let mut third = new.clone();
+    third.merge(&ImportanceMatrix::read(&path).unwrap()).unwrap();
+    for merged in [first, second, third] {
+        assert_eq!(merged.weights("w", 2, 1).unwrap(), [1.0, 1.0], "{merged:?}");
+        assert_eq!(merged.entries["w"].counts, [2.0 * tokens]);
+        assert_eq!((merged.chunk_count, merged.chunk_size), (200, 256));
+    }
+    // Also the weights that only the older one has.
+    let mut other = ImportanceMatrix { chunk_size: 256, ..Default::default() };
+    other.merge(&old()).unwrap();
+    assert_eq!(other.entries["w"].counts, [tokens]);
 }
