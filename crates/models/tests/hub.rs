@@ -460,3 +460,26 @@ fn models_of_a_shared_cache_are_listed_once() {
     pull(&hub, MODEL).unwrap();
     assert_eq!(listed(), [entry(false)]);
 }
+
+#[test]
+fn removing_a_model_leaves_those_of_similar_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let names = ["x-Q2_K_XL.gguf", "x-UD-Q2_K_XL.gguf", "y-Q4_0.gguf", "y-small.gguf", "y-Q4_0-small.gguf"];
+    let fake = FakeHub::new(&names.map(|name| (MODEL, name, name.as_bytes())));
+    let hub = open(settings(&fake, folder.path()));
+    pull(&hub, MODEL).unwrap();
+    let cache = hub.cache();
+    let left = || {
+        let models = cache.models().unwrap().into_iter();
+        let mut files: Vec<String> = models.flat_map(|model| model.files).map(|file| file.name).collect();
+        files.sort();
+        files
+    };
+    cache.remove(&name("org/model-GGUF:q2_k_xl")).unwrap();
+    assert_eq!(left(), ["x-UD-Q2_K_XL.gguf", "y-Q4_0-small.gguf", "y-Q4_0.gguf", "y-small.gguf"]);
+    // It is the only one that the name can stand for now.
+    cache.remove(&name("org/model-GGUF:q2_k_xl")).unwrap();
+    assert_eq!(left(), ["y-Q4_0-small.gguf", "y-Q4_0.gguf", "y-small.gguf"]);
+    cache.remove(&name("org/model-GGUF:y-small")).unwrap();
+    assert_eq!(left(), ["y-Q4_0-small.gguf", "y-Q4_0.gguf"]);
+}

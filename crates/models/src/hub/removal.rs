@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use quadriga_llm::default_model::SMOLLM2;
 
-use super::cache::{DEFAULT, ModelCache, files_below, models_in};
+use super::cache::{CachedFile, DEFAULT, ModelCache, files_below, models_in};
 use super::error::{HubError, HubResult, io_error};
 use super::locks;
 use super::name::RepositoryName;
@@ -33,6 +33,17 @@ impl ModelCache {
                 return Ok(0);
             }
         }
+        // One label for all commits: that of one of them may look like another model's in the next.
+        let label = match name.quant() {
+            Some(quant) => {
+                let mut all = Vec::new();
+                for commit in &commits {
+                    all.extend(choices_in(&repository.join(commit), name, commit)?);
+                }
+                find_choice(&all, quant, |file| &file.name).map(|choice| choice.quant.clone())
+            }
+            None => None,
+        };
         let partial = self.remove_partial(name);
         let mut removed = partial.is_some();
         for commit in &commits {
@@ -42,15 +53,14 @@ impl ModelCache {
                 removed = true;
                 continue;
             };
-            for model in models_in(&folder, &name.path(), commit)? {
-                let one = [ModelChoice { quant: model.quant, files: model.files, bytes: 0 }];
-                if find_choice(&one, quant, |file| &file.name).is_none() {
-                    continue;
-                }
-                for file in one.iter().flat_map(|choice| &choice.files) {
-                    fs::remove_file(&file.path).map_err(io_error("remove", &file.path))?;
-                    removed = true;
-                }
+            // Of those with that label the one that the name stands for, as where a model is run.
+            let mut choices = choices_in(&folder, name, commit)?;
+            choices.retain(|choice| Some(&choice.quant) == label.as_ref());
+            for file in
+                find_choice(&choices, quant, |file| &file.name).iter().flat_map(|choice| &choice.files)
+            {
+                fs::remove_file(&file.path).map_err(io_error("remove", &file.path))?;
+                removed = true;
             }
             remove_empty(&folder);
         }
@@ -143,6 +153,14 @@ impl ModelCache {
         }
         Ok(freed)
     }
+}
+
+/// The models in a folder of a commit, for [`find_choice`].
+fn choices_in(folder: &Path, name: &RepositoryName, commit: &str) -> HubResult<Vec<ModelChoice<CachedFile>>> {
+    let models = models_in(folder, &name.path(), commit)?.into_iter();
+    Ok(models
+        .map(|model| ModelChoice { quant: model.quant, files: model.files, bytes: model.bytes })
+        .collect())
 }
 
 /// Whether a branch or tag is at a commit at which another one is.
