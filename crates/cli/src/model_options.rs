@@ -16,7 +16,7 @@ use quadriga_llm::{
     NeuronCounts, Parallelism,
 };
 use quadriga_models::hub::DEFAULT;
-use quadriga_runtime::{BackendBytes, Progress};
+use quadriga_runtime::{Backend, BackendBytes, Plan, Progress};
 use quadriga_view::format::plural;
 
 use crate::failure::{Failure, Outcome};
@@ -552,9 +552,20 @@ impl Prepared {
     fn lead(&self, batcher: Option<&BatcherOptions>) -> Outcome {
         let others = std::mem::take(&mut *self.others.lock().unwrap_or_else(PoisonError::into_inner));
         for other in others {
-            other.follow(batcher.cloned())?;
+            other.follow(&self.model, batcher.cloned())?;
         }
         Ok(())
+    }
+
+    /// Checks the plan of each GPU that has a part of every layer, or else the only one.
+    pub(crate) fn check_plans<E>(
+        &self,
+        check: impl Fn(&Plan, &[Arc<dyn Backend>]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = (&self.placed.forecast, self.devices.backends());
+        let others = others.iter().map(|other| (&other.placed.forecast, other.devices.backends()));
+        std::iter::once(first).chain(others).try_for_each(|(plan, backends)| check(plan, backends))
     }
 
     /// Prints the KL divergence that a gate threshold costs on these tokens, if there is one.

@@ -281,6 +281,23 @@ fn models_of_a_folder_are_loaded_when_they_are_named() {
 }
 
 #[test]
+fn a_model_that_is_loaded_again_is_divided_again() {
+    let fixture = Fixture::new(&["--width", "128", "--heads", "4", "--kv-heads", "4"]);
+    let server = serve(&fixture, &["--device", "sim:0,sim:1", "-sm", "row", "-ngl", "all"]);
+    let ask = || {
+        let (status, answer) =
+            server.post("/completion", &json!({ "prompt": "hi", "n_predict": 4, "temperature": 0 }));
+        assert_eq!(status, 200, "{answer}");
+        answer["content"].clone()
+    };
+    let sums = || server.ask("GET", "/plan", "", "").1.matches("all_reduce").count();
+    let first = (ask(), sums());
+    assert!(first.1 > 0);
+    assert_eq!(server.post("/models/unload", &json!({ "model": "tiny" })).0, 200);
+    assert_eq!((ask(), sums()), first, "the first GPU alone has nothing to add up");
+}
+
+#[test]
 fn a_model_that_needs_more_memory_than_there_is_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, flags: &[&str]| {

@@ -91,12 +91,12 @@ impl DeviceRank {
         format!("{name} has {part}")
     }
 
-    /// Computes what the first rank's [`Engine`] or, with options, [`Batcher`] computes, on a thread of its own, until that is
-    /// dropped. An error ends the first rank's next call.
+    /// Computes what the [`Engine`] or, with options, [`Batcher`] of the first rank's part computes, on a thread of its own, until
+    /// that is dropped, which waits for the thread. An error ends the first rank's next call.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn follow(self, batcher: Option<BatcherOptions>) -> Result<()> {
+    pub fn follow(self, first: &Model, batcher: Option<BatcherOptions>) -> Result<()> {
         let name = format!("rank of {}", self.devices.accelerators().first().map_or("cpu", |of| of.name()));
         let communicator = self.model.ranks().map(|ranks| Arc::clone(ranks.communicator()));
         let reason = communicator.clone();
@@ -118,7 +118,10 @@ impl DeviceRank {
             }
         };
         match thread::Builder::new().name(name).spawn(run) {
-            Ok(_) => Ok(()),
+            Ok(thread) => {
+                first.ranks().inspect(|ranks| ranks.add_follower(thread));
+                Ok(())
+            }
             Err(error) => {
                 let message = format!("a thread cannot be started: {error}");
                 reason.inspect(|communicator| communicator.fail(&message));

@@ -209,7 +209,7 @@ impl Engine {
             ranks.claim()?;
             // All have loaded their weights before the first computes.
             ranks.communicator().barrier()?;
-            engine.leader = ranks.leads().then(|| Leader::new(ranks.communicator()));
+            engine.leader = ranks.leads().then(|| Leader::new(ranks.communicator(), ranks.take_followers()));
         }
         Ok(engine)
     }
@@ -416,6 +416,15 @@ impl Engine {
     fn try_extend(&mut self, tokens: &[BatchToken]) -> Result<()> {
         self.check(tokens)?;
         self.tell(|| RankCommand::Extend(tokens.to_vec()))?;
+        let computed = self.compute_told(tokens);
+        match self.model.ranks() {
+            None => computed,
+            Some(ranks) => ranks.together(computed),
+        }
+    }
+
+    /// Computes what all ranks are told to.
+    fn compute_told(&mut self, tokens: &[BatchToken]) -> Result<()> {
         self.decode.reset();
         self.restore_rows()?;
         let outputs = tokens.iter().filter(|token| token.output).count();

@@ -14,7 +14,8 @@ use quadriga_llm::evaluate::evaluate;
 use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, Placement};
 use quadriga_llm::serving::{Event, Request};
 use quadriga_llm::{DeviceRank, Engine, EngineOptions, Error, Grid, Model, Parallelism};
-use quadriga_sim::Sim;
+use quadriga_runtime::Backend;
+use quadriga_sim::{FaultPoint, Sim};
 
 /// The tolerance for sums in another order, in standard deviations of the logits.
 const SAME: f64 = 1e-4;
@@ -210,7 +211,15 @@ fn ranks_of_different_speeds_compute_what_one_does() {
 
 /// Two simulated accelerators beside the CPU.
 fn two_accelerators() -> Devices {
-    let accelerators = ["sim:0", "sim:1"].map(|name| Sim::new(name).build());
+    devices_of(&two_simulated())
+}
+
+fn two_simulated() -> [Arc<Sim>; 2] {
+    ["sim:0", "sim:1"].map(|name| Sim::new(name).device())
+}
+
+fn devices_of(simulated: &[Arc<Sim>; 2]) -> Devices {
+    let accelerators = simulated.clone().map(|device| device as Arc<dyn Backend>);
     let cpu = quadriga_cpu::Backend::builder().threads(2).build().unwrap();
     Devices::new(accelerators, Arc::new(cpu)).unwrap()
 }
@@ -226,9 +235,10 @@ fn accelerators_of_one_process_divide_every_layer() {
         (GpuLayers::Count(2), vec![1.0, 1.0], "6 of 12 KV heads"),
     ] {
         let placement = Placement { gpu_layers, tensor_split, ..Placement::default() };
+        let devices = two_simulated();
         let planned = placement.plan_device_ranks(
             &model,
-            &two_accelerators(),
+            &devices_of(&devices),
             CpuOptions::default(),
             &EngineOptions { context: 64, ..f32_options() },
         );
@@ -237,17 +247,44 @@ fn accelerators_of_one_process_divide_every_layer() {
         assert!(first.describe().starts_with("sim:0 has "), "{}", first.describe());
         assert!(first.describe().contains(heads), "{}", first.describe());
         assert!(first.placed.forecast.bytes()[0].weights > 0);
-        ranks.for_each(|rank| rank.follow(None).unwrap());
+        ranks.for_each(|rank| rank.follow(&first.model, None).unwrap());
         let mut engine =
             Engine::new(first.model, &first.placed.scheduler, first.options, &mut |_| {}).unwrap();
         let found = conversation(&mut engine, &tokens);
         let off = distance(&found, &wanted);
         assert!(off < SAME, "{gpu_layers:?}: off by {off:.2e}");
+        // The memory of all is free as soon as the first has ended.
+        drop(engine);
+        assert!(devices.iter().all(|device| device.used_bytes() == 0), "{gpu_layers:?}");
     }
     let one = Placement { tensor_split: vec![1.0, 0.0], ..Placement::default() };
     let refused =
         one.plan_device_ranks(&model, &two_accelerators(), CpuOptions::default(), &EngineOptions::default());
     assert!(matches!(refused, Err(Error::Ranks { .. })), "one accelerator divides nothing");
+}
+
+#[test]
+fn an_accelerator_that_is_lost_ends_the_others_with_its_reason() {
+    let recipe = Recipe { kv_heads: 4, heads: 4, ..Recipe::new("llama") };
+    let (model, tokens) = (recipe.model(), recipe.tokens(8));
+    let placement = Placement { gpu_layers: GpuLayers::All, ..Placement::default() };
+    let options = EngineOptions { context: 64, ..f32_options() };
+    for lost in 0..2 {
+        let simulated = two_simulated();
+        let devices = devices_of(&simulated);
+        let planned = placement.plan_device_ranks(&model, &devices, CpuOptions::default(), &options);
+        let mut ranks = planned.unwrap().into_iter();
+        let first = ranks.next().unwrap();
+        ranks.for_each(|rank| rank.follow(&first.model, None).unwrap());
+        let mut engine =
+            Engine::new(first.model, &first.placed.scheduler, first.options, &mut |_| {}).unwrap();
+        engine.feed(&tokens[..4]).unwrap();
+        simulated[lost].lose(FaultPoint::Run, 0);
+        let text = engine.feed(&tokens[4..]).unwrap_err().to_string();
+        assert!(text.contains(&format!("rank {lost}")), "{text}");
+        // Nothing waits for the other.
+        drop(engine);
+    }
 }
 
 #[test]
@@ -261,7 +298,7 @@ fn an_accelerator_that_fails_ends_the_first_with_its_reason() {
     let (first, second) = (ranks.next().unwrap(), ranks.next().unwrap());
     // The second has other options, and so fails before it has loaded anything.
     let options = EngineOptions { context: 32, ..second.options.clone() };
-    DeviceRank { options, ..second }.follow(None).unwrap();
+    DeviceRank { options, ..second }.follow(&first.model, None).unwrap();
     let failed = Engine::new(first.model, &first.placed.scheduler, first.options, &mut |_| {});
     let text = failed.err().unwrap().to_string();
     assert!(text.contains("a context of 64"), "{text}");

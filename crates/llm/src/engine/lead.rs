@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use quadriga_cluster::{ClusterError, Communicator};
 
@@ -66,12 +67,15 @@ impl RankCommand {
     }
 }
 
-/// The first rank's side. The others are told when it is dropped.
-pub(crate) struct Leader(Arc<dyn Communicator>);
+/// The first rank's side. The others are told when it is dropped, and those of this process have ended then.
+pub(crate) struct Leader {
+    communicator: Arc<dyn Communicator>,
+    followers: Vec<JoinHandle<()>>,
+}
 
 impl Leader {
-    pub(crate) fn new(communicator: &Arc<dyn Communicator>) -> Leader {
-        Leader(Arc::clone(communicator))
+    pub(crate) fn new(communicator: &Arc<dyn Communicator>, followers: Vec<JoinHandle<()>>) -> Leader {
+        Leader { communicator: Arc::clone(communicator), followers }
     }
 
     pub(crate) fn tell(&self, command: &RankCommand) -> Result<()> {
@@ -80,7 +84,7 @@ impl Leader {
 
     /// Sends a message that the others get from [`next_message`].
     pub(crate) fn send(&self, mut message: Vec<u8>) -> Result<()> {
-        Ok(exchange(&*self.0, &mut message)?)
+        Ok(exchange(&*self.communicator, &mut message)?)
     }
 }
 
@@ -88,6 +92,10 @@ impl Drop for Leader {
     fn drop(&mut self) {
         // Where this fails, the others have ended, or end with the same error.
         drop(self.tell(&RankCommand::End));
+        for follower in self.followers.drain(..) {
+            // One that panicked has ended, too.
+            drop(follower.join());
+        }
     }
 }
 
@@ -153,7 +161,7 @@ mod tests {
             received
         });
         let first: Arc<dyn Communicator> = Arc::new(first);
-        let leader = Leader::new(&first);
+        let leader = Leader::new(&first, Vec::new());
         commands.iter().for_each(|command| leader.tell(command).unwrap());
         drop(leader);
         let received = received.join().unwrap();

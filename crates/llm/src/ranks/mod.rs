@@ -9,8 +9,9 @@ mod vocabulary;
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
 use quadriga_cluster::{Collectives, Communicator};
 use quadriga_gguf::File;
@@ -40,6 +41,8 @@ pub struct RankShare {
     hyper: Hyperparameters,
     /// Whether an engine has been made: the ranks follow one.
     used: AtomicBool,
+    /// Threads of this process that follow this rank's engine.
+    followers: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// What a mixture of experts needs where ranks have some of them each.
@@ -92,7 +95,16 @@ impl RankShare {
         };
         let hyper =
             division.as_ref().map_or_else(|| hyper.clone(), |division| division.hyperparameters(hyper));
-        Ok(RankShare { world, stage_ranks, grid, stages, division, hyper, used: AtomicBool::new(false) })
+        Ok(RankShare {
+            world,
+            stage_ranks,
+            grid,
+            stages,
+            division,
+            hyper,
+            used: AtomicBool::new(false),
+            followers: Mutex::default(),
+        })
     }
 
     /// The communicator of all ranks.
@@ -127,6 +139,26 @@ impl RankShare {
     /// Whether this rank decides what is computed.
     pub(crate) fn leads(&self) -> bool {
         self.rank() == 0
+    }
+
+    /// The result of a step. Where one rank fails, none can go on: the others wait in the middle of the same step.
+    pub(crate) fn together(&self, result: Result<()>) -> Result<()> {
+        let Err(error) = &result else { return result };
+        let communicator = self.communicator();
+        if communicator.failure().is_none() {
+            communicator.fail(&error.to_string());
+        }
+        communicator.failure().map_or(result, |failure| Err(failure.into()))
+    }
+
+    /// The threads of this process that follow are waited for when this rank's engine ends: their memory is free then.
+    pub(crate) fn add_follower(&self, thread: JoinHandle<()>) {
+        self.followers.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+    }
+
+    /// The threads that follow this rank's engine.
+    pub(crate) fn take_followers(&self) -> Vec<JoinHandle<()>> {
+        std::mem::take(&mut *self.followers.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// An error if an engine has been made already.

@@ -113,13 +113,14 @@ struct Load<'l> {
 impl Load<'_> {
     /// Plans a model. One that does not fit is refused, unless the user named it: then there was a warning.
     fn place(&self, model: Model, engine: &EngineOptions, devices: Devices) -> Result<Prepared, LoadFailure> {
+        // Those of the first part are fewer, where GPUs divide every layer.
+        let opened = devices.clone();
         let prepared = self.options.place_on(model, self.opening, engine, Some(devices))?;
         if self.devices.is_some() || !self.is_first || self.loader.arguments.models_dir.is_some() {
-            check_memory(&prepared.placed.forecast, prepared.devices.backends())
-                .map_err(LoadFailure::DoesNotFit)?;
+            prepared.check_plans(check_memory).map_err(LoadFailure::DoesNotFit)?;
         }
         let mut devices = self.loader.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        devices.get_or_insert_with(|| prepared.devices.clone());
+        devices.get_or_insert(opened);
         Ok(prepared)
     }
 

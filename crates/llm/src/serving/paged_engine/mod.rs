@@ -160,7 +160,7 @@ impl PagedEngine {
             ranks.claim()?;
             // All have loaded their weights before the first computes.
             ranks.communicator().barrier()?;
-            engine.leader = ranks.leads().then(|| Leader::new(ranks.communicator()));
+            engine.leader = ranks.leads().then(|| Leader::new(ranks.communicator(), ranks.take_followers()));
         }
         Ok(engine)
     }

@@ -125,14 +125,12 @@ impl PagedEngine {
         self.ranks().map_or(Ok(()), |_| Err(Error::Ranks { reason: reason.to_owned() }))
     }
 
-    /// The result of a step. Where one rank fails, none can go on: the others wait in the middle of the same step.
+    /// The result of a step.
     pub(super) fn together(&self, result: Result<()>) -> Result<()> {
-        let (Err(error), Some(ranks)) = (&result, self.ranks()) else { return result };
-        let communicator = ranks.communicator();
-        if communicator.failure().is_none() {
-            communicator.fail(&error.to_string());
+        match self.ranks() {
+            None => result,
+            Some(ranks) => ranks.together(result),
         }
-        communicator.failure().map_or(result, |failure| Err(failure.into()))
     }
 
     /// Computes what the first rank computes, until its engine is dropped.
