@@ -39,10 +39,13 @@ fn a_copy_keeps_all_tensors_and_layers_can_be_pruned() {
     ]))
     .success();
     assert_eq!(File::open(&out).unwrap().tensor("blk.1.attn_q.weight").unwrap().dtype(), DType::Q4_0);
-    for (layers, code, part) in [("3", 1, "layers 0 to 2"), ("0,1,2", 1, "all 3 layers"), ("x", 2, "\"x\"")] {
+    let prune = |layers: &str| {
         output(&mut quadriga(["quantize", "--prune-layers", layers, model, text(&out), "COPY"]))
-            .failed(code, &[part]);
-    }
+    };
+    prune("3").failed(1, &["layers 0 to 2"]);
+    prune("0,1,2").failed(1, &["all 3 layers"]);
+    let unknown = prune("x").failed_usage();
+    assert!(unknown.err.contains("\"x\" is no number of a layer"), "{unknown:?}");
 }
 
 /// Each command asks for the default model, which a script in place of pip does not have.

@@ -188,7 +188,7 @@ fn what_f16_cannot_hold_is_refused() {
     }
     writer.write(&input).unwrap();
     run(&["quantize", "-q", text(&input), text(&out), "F16"])
-        .failed(1, &["blk.1.ffn_up.weight", "BF16 or F32"]);
+        .failed(1, &["blk.1.ffn_up.weight", "BF16 and F32"]);
     assert!(!out.exists());
     run(&["quantize", "-q", text(&input), text(&out), "BF16"]).success();
 }
