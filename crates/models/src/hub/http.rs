@@ -1,5 +1,6 @@
 //! Requests to the hub: redirects, the token, retries, and what each status means.
 
+use std::borrow::Cow;
 use std::io::Read;
 use std::time::{Duration, SystemTime};
 
@@ -8,7 +9,7 @@ use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Proxy, ProxyProtocol};
 
 use super::error::{HubError, HubResult};
-use super::settings::HubSettings;
+use super::settings::{CERTIFICATE_FILE, HubSettings};
 
 /// The most redirects of one request.
 const MAX_REDIRECTS: usize = 8;
@@ -72,19 +73,38 @@ impl From<HubError> for AttemptError {
     }
 }
 
+/// The certificates to trust in place of the built-in ones. A file that cannot be read is an error: without it, others would be
+/// trusted than the user wants.
+fn certificates(settings: &HubSettings) -> HubResult<Option<Cow<'_, [u8]>>> {
+    match (&settings.certificates, &settings.certificate_file) {
+        (Some(pem), _) => Ok(Some(Cow::Borrowed(pem))),
+        (None, Some(path)) if !settings.offline => match std::fs::read(path) {
+            Ok(pem) => Ok(Some(Cow::Owned(pem))),
+            Err(_) => Err(HubError::Setting {
+                variable: CERTIFICATE_FILE,
+                value: path.display().to_string(),
+                reason: "the file cannot be read; without the variable, the built-in certificates are used",
+            }),
+        },
+        _ => Ok(None),
+    }
+}
+
 impl Http {
     /// A client with these settings.
     pub(super) fn new(settings: &HubSettings) -> HubResult<Http> {
         let mut tls = TlsConfig::builder();
-        if let Some(pem) = &settings.certificates {
-            let own = parse_pem(pem).filter_map(|item| match item {
+        if let Some(pem) = certificates(settings)? {
+            let own = parse_pem(&pem).filter_map(|item| match item {
                 Ok(PemItem::Certificate(certificate)) => Some(certificate),
                 _ => None,
             });
             let own: Vec<_> = own.collect();
             if own.is_empty() {
-                let (value, reason) = ("…".to_owned(), "the file has no certificate in PEM form");
-                return Err(HubError::Setting { variable: "SSL_CERT_FILE", value, reason });
+                let file = settings.certificate_file.as_ref();
+                let value = file.map_or_else(|| "…".to_owned(), |path| path.display().to_string());
+                let reason = "the file has no certificate in PEM form";
+                return Err(HubError::Setting { variable: CERTIFICATE_FILE, value, reason });
             }
             tls = tls.root_certs(RootCerts::new_with_certs(&own));
         }

@@ -10,6 +10,9 @@ use super::proxy::ProxySettings;
 /// The hub that is asked where no other is named.
 const ENDPOINT: &str = "https://huggingface.co";
 
+/// The variable that names a file with certificates.
+pub(super) const CERTIFICATE_FILE: &str = "SSL_CERT_FILE";
+
 /// Settings of a hub.
 ///
 /// | variable | setting |
@@ -45,6 +48,8 @@ pub struct HubSettings {
     pub pause: fn(Duration),
     /// Certificates to trust, in PEM form, in place of the built-in ones.
     pub certificates: Option<Vec<u8>>,
+    /// A file with them, which is read before the hub is asked; `certificates` take precedence.
+    pub certificate_file: Option<PathBuf>,
     /// The proxies.
     pub proxy: ProxySettings,
 }
@@ -64,6 +69,7 @@ impl HubSettings {
             stall: Duration::from_secs(60),
             pause: std::thread::sleep,
             certificates: None,
+            certificate_file: None,
             proxy: ProxySettings::default(),
         }
     }
@@ -99,12 +105,11 @@ impl HubSettings {
         let offline = text("HF_HUB_OFFLINE").is_some_and(|value| {
             ["1", "on", "yes", "true"].iter().any(|known| value.eq_ignore_ascii_case(known))
         });
-        let certificates = path("SSL_CERT_FILE").and_then(|path| std::fs::read(path).ok());
         Ok(HubSettings {
             token,
             offline,
             shared_caches: shared.into_iter().collect(),
-            certificates,
+            certificate_file: path(CERTIFICATE_FILE),
             proxy: ProxySettings::from_environment(),
             ..HubSettings::new(&endpoint, &cache)
         })
