@@ -605,3 +605,24 @@ fn merged_values_that_the_type_cannot_hold_are_refused_and_the_old_file_stays() 
     );
     assert_eq!(std::fs::read(&output).unwrap(), b"old");
 }
+
+/// The container says which activation its models have, where nothing else does.
+#[test]
+fn a_merged_model_stays_in_powerinfers_container() {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = File::open(model(folder.path())).unwrap();
+    let path = folder.path().join("powerinfer.gguf");
+    let mut writer = Writer::powerinfer();
+    for (key, value) in plain.metadata() {
+        writer.set(key, value).unwrap();
+    }
+    for tensor in plain.tensors() {
+        writer.tensor_bytes(tensor.name(), tensor.dtype(), tensor.shape(), tensor.bytes()).unwrap();
+    }
+    writer.write(&path).unwrap();
+    let lora = adapter(folder.path(), "a.gguf", &PAIRS[..1], &[], 4);
+    let merged = folder.path().join("merged.gguf");
+    let adapters = [Adapter::open(&lora, 1.0).unwrap()];
+    merge(&path, &adapters, &merged, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    assert!(File::open(&merged).unwrap().is_powerinfer());
+}

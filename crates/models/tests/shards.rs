@@ -109,3 +109,37 @@ fn what_is_cancelled_leaves_nothing() {
     assert_eq!(fs::read(folder.path().join("m.gguf")).unwrap(), b"old");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
 }
+
+/// The container says which activation its models have, where nothing else does.
+#[test]
+fn parts_of_powerinfers_container_are_in_it_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let mut writer = Writer::powerinfer();
+    writer.set("general.architecture", "llama").unwrap();
+    for name in ["a", "b"] {
+        writer.tensor_bytes(name, DType::F32, [2], &[0; 8]).unwrap();
+    }
+    writer.write(&path).unwrap();
+    let limits = SplitLimits { tensors: 1, ..SplitLimits::default() };
+    let paths = split(&path, &folder.path().join("part"), &limits, &|| false).unwrap();
+    assert!(File::open(&paths[1]).unwrap().is_powerinfer());
+    let merged = folder.path().join("merged.gguf");
+    merge(&paths[0], &merged, &|| false).unwrap();
+    assert_eq!(fs::read(&merged).unwrap(), fs::read(&path).unwrap());
+}
+
+#[test]
+fn parts_of_two_runs_are_no_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let original = model(folder.path(), None);
+    let limits = SplitLimits { tensors: 5, ..SplitLimits::default() };
+    let prefix = folder.path().join("p");
+    let paths = split(&original, &prefix, &limits, &|| false).unwrap();
+    // A part that cannot be replaced, in place of a run that is killed before it gets there.
+    fs::remove_file(&paths[1]).unwrap();
+    fs::create_dir_all(paths[1].join("full")).unwrap();
+    let failed = split(&original, &prefix, &limits, &|| false);
+    assert!(matches!(&failed, Err(ShardError::Io { path, .. }) if *path == paths[1]), "{failed:?}");
+    assert!(!paths[0].exists());
+}

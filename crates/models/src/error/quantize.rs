@@ -25,7 +25,7 @@ pub enum QuantizeError {
     TensorType { text: String, reason: String },
     #[error("{text:?} is not KEY=TYPE:VALUE: {reason}")]
     Override { text: String, reason: String },
-    #[error("the value for {key} does not fit in its type in the input, {kind}")]
+    #[error("the value for {key} does not fit in its type, {kind}")]
     OverrideType { key: String, kind: quadriga_gguf::ValueType },
     #[error(
         "the importance matrix has {found} numbers for tensor {tensor:?}, which has {expected} columns in {matrices} \

@@ -7,12 +7,13 @@ use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use quadriga_gguf::{File, Tensor, Writer};
+use quadriga_gguf::{File, Tensor};
 use quadriga_graph::{DType, blocks};
 use quadriga_llm::{Adapter, AdapterMatrix};
 
 use crate::convert::{is_peft, read_peft};
 use crate::quantize::{RowsError, first_not_finite, is_target, quantize_in_range};
+use crate::shards::writer_like;
 
 /// Why adapters could not be merged.
 #[derive(Debug, thiserror::Error)]
@@ -198,7 +199,7 @@ pub fn merge(
         total: file.tensor_count(),
         failure: RefCell::default(),
     };
-    let mut writer = Writer::new();
+    let mut writer = writer_like(&file);
     for (key, value) in file.metadata().filter(|(key, _)| !key.starts_with("split.")) {
         writer.set(key, value)?;
     }

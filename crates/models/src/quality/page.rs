@@ -47,17 +47,25 @@ pub fn error_page(title: &str, text: Option<&TextComparison>, tensors: &[TensorE
     page
 }
 
+/// The most layers that are drawn; no model has as many.
+const MAX_LAYERS: usize = 4096;
+
+/// The column of a tensor.
+fn layer_of(tensor: &TensorError) -> Option<usize> {
+    tensor.layer.filter(|layer| *layer < MAX_LAYERS)
+}
+
 /// One row per role, one cell per layer; darker cells have a larger error.
 fn drawing(tensors: &[TensorError]) -> String {
     let mut roles: BTreeMap<&str, Vec<(usize, &TensorError)>> = BTreeMap::new();
     for tensor in tensors.iter().filter(|tensor| tensor.rms > 0.0) {
-        let role = match tensor.layer {
+        let role = match layer_of(tensor) {
             Some(_) => tensor.name.splitn(3, '.').nth(2).unwrap_or(&tensor.name),
             None => &tensor.name,
         };
-        roles.entry(role).or_default().push((tensor.layer.unwrap_or_default(), tensor));
+        roles.entry(role).or_default().push((layer_of(tensor).unwrap_or_default(), tensor));
     }
-    let layers = tensors.iter().filter_map(|tensor| tensor.layer).max().map_or(1, |layer| layer + 1);
+    let layers = tensors.iter().filter_map(layer_of).max().map_or(1, |layer| layer + 1);
     let most = tensors.iter().map(|tensor| tensor.relative).fold(1e-12, f64::max);
     let (cell, label) = (18, 190);
     let (width, height) = (label + layers * cell + 10, roles.len() * cell + 24);
@@ -93,4 +101,28 @@ fn drawing(tensors: &[TensorError]) -> String {
 
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use quadriga_graph::DType;
+
+    use super::*;
+
+    #[test]
+    fn a_layer_that_no_model_has_is_a_row_of_its_own() {
+        let name = format!("blk.{}.x", usize::MAX);
+        let tensor = |name: &str, layer| TensorError {
+            name: name.to_owned(),
+            layer: Some(layer),
+            reference: DType::F32,
+            other: DType::Q8_0,
+            elements: 1,
+            rms: 1.0,
+            relative: 0.5,
+        };
+        let page = error_page("a", None, &[tensor(&name, usize::MAX), tensor("blk.1.x", 1)]);
+        assert!(page.contains(&format!(">{name}</text>")), "{page}");
+        assert!(page.contains("layer 0 to 1"), "{page}");
+    }
 }

@@ -20,7 +20,11 @@ impl Estimate {
         let count = samples.len() as f64;
         let mean = samples.iter().sum::<f64>() / count.max(1.0);
         let squares: f64 = samples.iter().map(|sample| (sample - mean) * (sample - mean)).sum();
-        let margin = if samples.len() > 1 { Z * (squares / (count - 1.0) / count).sqrt() } else { 0.0 };
+        let margin = match samples.len() {
+            _ if mean.is_infinite() => f64::INFINITY,
+            0 | 1 => 0.0,
+            _ => Z * (squares / (count - 1.0) / count).sqrt(),
+        };
         Estimate { mean, margin }
     }
 
@@ -43,7 +47,9 @@ pub(super) fn quantile(samples: &mut [f64], part: f64) -> f64 {
     let place = part * samples.len().saturating_sub(1) as f64;
     let (low, high) = (place.floor() as usize, place.ceil() as usize);
     let at = |index: usize| samples.get(index).copied().unwrap_or_default();
-    at(low) + (at(high) - at(low)) * (place - place.floor())
+    let (low, high) = (at(low), at(high));
+    // Infinite samples have no difference.
+    if low == high { low } else { low + (high - low) * (place - place.floor()) }
 }
 
 #[cfg(test)]
@@ -58,6 +64,9 @@ mod tests {
         assert!((estimate.margin - 1.96 * 0.6455).abs() < 1e-3, "{estimate:?}");
         assert_eq!(quantile(&mut [4.0, 1.0, 3.0, 2.0], 0.5), 2.5);
         assert_eq!(quantile(&mut [4.0, 1.0, 3.0, 2.0], 1.0), 4.0);
+        assert_eq!(Estimate::of(&[1.0, f64::INFINITY]).margin, f64::INFINITY);
+        assert_eq!(quantile(&mut [f64::INFINITY, 1.0, f64::INFINITY], 0.75), f64::INFINITY);
+        assert_eq!(quantile(&mut [f64::INFINITY, 1.0, 1.0], 0.5), 1.0);
         assert_eq!(Estimate::of(&[]), Estimate { mean: 0.0, margin: 0.0 });
     }
 }

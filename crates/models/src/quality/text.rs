@@ -5,7 +5,7 @@ use quadriga_llm::{BatchToken, Engine};
 use serde::Serialize;
 
 use super::statistics::{Estimate, quantile};
-use crate::divergence::normalizer;
+use crate::divergence::{divergence_term, normalizer};
 use crate::error::{QualityError, Result};
 
 /// Tokens whose logits are read at once: they are the vocabulary wide.
@@ -33,7 +33,8 @@ pub struct TextComparison {
     pub other: Estimate,
     /// Perplexity of the other model over that of the reference.
     pub ratio: Estimate,
-    /// The Kullback-Leibler divergence of a token, in nats: its mean, median, 99 % quantile and largest value.
+    /// The Kullback-Leibler divergence of a token, in nats: its mean, median, 99 % quantile and largest value. It is infinite where
+    /// the other model gives no probability to a token that the reference expects.
     pub divergence: Estimate,
     /// Half of the tokens diverge less.
     pub median: f64,
@@ -218,11 +219,7 @@ fn compare_row(p: &[f32], q: &[f32], next: u32) -> Result<Row> {
     let mut divergence = 0.0;
     let (mut p_top, mut q_top) = ((f32::NEG_INFINITY, 0), (f32::NEG_INFINITY, 0));
     for (i, (p, q)) in p.iter().zip(q).enumerate() {
-        let log = f64::from(*p) - p_norm;
-        let term = log.exp() * (log - (f64::from(*q) - q_norm));
-        if term.is_finite() {
-            divergence += term;
-        }
+        divergence += divergence_term(f64::from(*p) - p_norm, f64::from(*q) - q_norm);
         if *p > p_top.0 {
             p_top = (*p, i);
         }

@@ -21,7 +21,7 @@ use super::write::columns;
 use crate::error::{QuantizeError, Result};
 use crate::importance::ImportanceMatrix;
 
-/// The types that are tried, smallest first.
+/// The types that are tried beside the one that a tensor has, smallest first.
 const CANDIDATES: &[DType] = &[
     DType::IQ2_XXS,
     DType::IQ2_XS,
@@ -74,7 +74,7 @@ impl FitBasis<'_> {
     }
 }
 
-/// A plan with which the tensors take at most `limit` bytes. Types that the options fix stay as they are.
+/// A plan with which the tensors take at most `limit` bytes, with what aligns them in the file. Types that the options fix stay as they are.
 pub fn fit(
     file: &File,
     options: &QuantizeOptions,
@@ -89,24 +89,34 @@ pub fn fit(
         (None, Some(measured)) => columns(&plan, options, Some(measured.importance()))?,
         _ => quantized.clone(),
     };
-    let choices = measure(file, &plan, options, &basis, (&quantized, &judged), cancelled)?;
+    let mut choices = measure(file, &plan, options, &basis, (&quantized, &judged), cancelled)?;
+    let padded = |bytes: u64| bytes.checked_next_multiple_of(file.alignment().into()).unwrap_or(u64::MAX);
+    choices.iter_mut().flatten().for_each(|choice| choice.bytes = padded(choice.bytes));
     let smallest: u64 = plan
         .tensors
         .iter()
         .zip(&choices)
-        .map(|(tensor, choices)| choices.iter().map(|choice| choice.bytes).min().unwrap_or(tensor.byte_len()))
+        .map(|(tensor, choices)| {
+            choices.iter().map(|choice| choice.bytes).min().unwrap_or(padded(tensor.byte_len()))
+        })
         .sum();
     if smallest > limit {
         return Err(QuantizeError::TooSmall { smallest, limit }.into());
     }
+    let total = |price: f64| -> u64 {
+        let bytes = |(tensor, choices): (&TensorPlan, &Vec<TypeChoice>)| {
+            cheapest(choices, price).map_or(padded(tensor.byte_len()), |choice| choice.bytes)
+        };
+        plan.tensors.iter().zip(&choices).map(bytes).sum()
+    };
     // The lowest price that fits, by bisection of its logarithm: more price, fewer bytes.
     let (mut low, mut high) = (1e-18f64.ln(), 1e3f64.ln());
     for _ in 0..80 {
         let middle = (low + high) / 2.0;
-        if total(&plan, &choices, middle.exp()) > limit { low = middle } else { high = middle }
+        if total(middle.exp()) > limit { low = middle } else { high = middle }
     }
     let price = high.exp();
-    let mut bytes = total(&plan, &choices, price);
+    let mut bytes = total(price);
     let mut chosen: Vec<Option<TypeChoice>> =
         choices.iter().map(|choices| cheapest(choices, price)).collect();
     // What is left goes where it lowers the error most per byte.
@@ -144,13 +154,6 @@ fn cheapest(choices: &[TypeChoice], price: f64) -> Option<TypeChoice> {
     choices.iter().copied().min_by(|a, b| cost(a).total_cmp(&cost(b)))
 }
 
-fn total(plan: &QuantizePlan, choices: &[Vec<TypeChoice>], price: f64) -> u64 {
-    let bytes = |(tensor, choices): (&TensorPlan, &Vec<TypeChoice>)| {
-        cheapest(choices, price).map_or(tensor.byte_len(), |choice| choice.bytes)
-    };
-    plan.tensors.iter().zip(choices).map(bytes).sum()
-}
-
 /// Of every tensor, the importance of its columns, where it is known.
 type ColumnImportance = [Option<Vec<f32>>];
 
@@ -181,7 +184,7 @@ fn measure(
                     let sensitivity = basis.sensitivity(&plan.source);
                     let result = match cancelled() {
                         true => Err(QuantizeError::Cancelled),
-                        false if is_fixed(plan, options) => Ok(Vec::new()),
+                        false if plan.is_fixed => Ok(Vec::new()),
                         false => measure_tensor(&reader, tensor, plan, sensitivity, &columns),
                     };
                     if let Ok(mut results) = results.lock() {
@@ -196,14 +199,6 @@ fn measure(
     Ok(results.into_iter().map(|(_, result)| result).collect::<std::result::Result<_, QuantizeError>>()?)
 }
 
-/// Whether the options, or the tensor, leave no choice.
-fn is_fixed(plan: &TensorPlan, options: &QuantizeOptions) -> bool {
-    let embedding = plan.name.contains("token_embd") && options.embedding_type.is_some();
-    let output = plan.name == "output.weight" && (options.output_type.is_some() || options.leave_output);
-    let manual = options.tensor_types.iter().any(|rule| rule.pattern.is_match(&plan.name));
-    !plan.is_quantizable || embedding || output || manual
-}
-
 fn measure_tensor(
     reader: &RowReader,
     tensor: &Tensor<'_>,
@@ -216,7 +211,8 @@ fn measure_tensor(
     let all_rows = count * rows;
     let sampled = (SAMPLE / row_len).clamp(1, all_rows.max(1));
     let (mut buffer, mut values, mut back, mut bytes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let usable = CANDIDATES.iter().filter(|dtype| row_len.is_multiple_of(dtype.block_len()));
+    let usable =
+        CANDIDATES.iter().filter(|dtype| **dtype != plan.from && row_len.is_multiple_of(dtype.block_len()));
     let mut choices: Vec<(DType, f64)> = usable.map(|dtype| (*dtype, 0.0)).collect();
     let mut square = 0.0;
     // Rows at equal distances, all of one matrix with its own importance.
@@ -245,5 +241,8 @@ fn measure_tensor(
         bytes: plan.byte_len_as(dtype),
         error: error * weight,
     };
-    Ok(choices.into_iter().map(choice).collect())
+    // What stays as it is has no error. A type that cannot hold a value has an infinite one, or none where the column has no weight.
+    let kept = TypeChoice { dtype: plan.from, bytes: plan.byte_len_as(plan.from), error: 0.0 };
+    let others = choices.into_iter().map(choice).filter(|choice| choice.error.is_finite());
+    Ok(std::iter::once(kept).chain(others).collect())
 }

@@ -127,7 +127,8 @@ fn lower_case(pattern: &str) -> String {
     pattern.chars().map(lower).collect()
 }
 
-/// Parses `KEY=TYPE:VALUE` with the types int, float, bool and str.
+/// Parses `KEY=TYPE:VALUE` with the types int, float, bool and str. A float is kept with 64 bits for keys that have as many in the
+/// input; those of others are written with 32.
 pub fn parse_override(text: &str) -> Result<(String, OwnedValue), QuantizeError> {
     let wrong = |reason: &str| QuantizeError::Override { text: text.to_owned(), reason: reason.to_owned() };
     let (key, rest) = text.split_once('=').ok_or_else(|| wrong("there is no ="))?;

@@ -26,6 +26,8 @@ pub struct TensorPlan {
     pub wanted: Option<DType>,
     /// Whether the tensor could have another type: a matrix, and neither norm nor router.
     pub is_quantizable: bool,
+    /// Whether the options, or the tensor, leave no choice of the type.
+    pub is_fixed: bool,
 }
 
 impl TensorPlan {
@@ -156,6 +158,7 @@ fn decide(
         to: from,
         wanted: None,
         is_quantizable: is_quantizable(name, &shape) && from.is_computable(),
+        is_fixed: true,
     };
     let left = options.leave_output && name == "output.weight";
     if !plan.is_quantizable || left || options.only_copy {
@@ -177,6 +180,7 @@ fn decide(
         (None, None) if options.pure || !quantizes => options.file_type.dtype(),
         (None, None) => mix.choose(name, &shape),
     };
+    plan.is_fixed = fixed.is_some() || manual.is_some();
     plan.to = fallback(wanted, plan.row_len());
     plan.wanted = (plan.to != wanted).then_some(wanted);
     if plan.to != from && from.is_quantized() && !options.allow_requantize {

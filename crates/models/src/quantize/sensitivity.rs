@@ -15,7 +15,7 @@ use super::mix::layer_of;
 use super::plan::QuantizePlan;
 use super::rows::{RowReader, squared_error};
 use crate::divergence::row_divergence;
-use crate::error::{Error, QuantizeError, Result};
+use crate::error::{Error, QualityError, QuantizeError, Result};
 use crate::importance::{ImportanceMatrix, collect};
 
 /// The relative error of outputs in a measurement: about that of four bits.
@@ -194,7 +194,12 @@ fn mean_divergence(reference: &[Vec<f32>], other: &[Vec<f32>]) -> Result<f64> {
         let failed = || Err(QuantizeError::Cancelled.into());
         parts.into_iter().map(|part| part.join().unwrap_or_else(|_| failed())).sum::<Result<f64>>()
     });
-    Ok(sums? / pairs.len().max(1) as f64)
+    let sum = sums?;
+    // A logit that a small error makes infinite says nothing about others.
+    if !sum.is_finite() {
+        return Err(QualityError::NotFinite.into());
+    }
+    Ok(sum / pairs.len().max(1) as f64)
 }
 
 /// Independent errors of logits, of a share of their size, diverge by half their variance under the predicted probabilities.

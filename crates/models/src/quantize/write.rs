@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use quadriga_gguf::{File, OwnedValue, Writer};
+use quadriga_gguf::{File, OwnedValue, SplitName, Value, ValueType};
 
 use super::file_type::FileType;
 use super::options::QuantizeOptions;
@@ -12,6 +12,7 @@ use super::pipeline::{Results, Work, matrices, run};
 use super::plan::{QuantizePlan, TensorPlan};
 use crate::error::{Error, QuantizeError, Result};
 use crate::importance::ImportanceMatrix;
+use crate::shards::{FolderError, WorkFolder, writer_like};
 
 /// The version of the block formats, `general.quantization_version`.
 const QUANTIZATION_VERSION: u32 = 2;
@@ -48,8 +49,8 @@ pub fn output_paths(
     Ok(paths)
 }
 
-/// Quantizes `file` to `output`, by a plan. The output appears under its name when it is complete; of several parts, the first
-/// gets its name when all are complete.
+/// Quantizes `file` to `output`, by a plan. The output appears under its name when it is complete; several parts get their names
+/// when all are complete, the first of them last, so that old and new parts are never taken for one model.
 pub fn quantize_file(
     file: &File,
     output: &Path,
@@ -64,7 +65,7 @@ pub fn quantize_file(
     let counts = work.chunk_counts();
     let paths = output_paths(file, output, options, importance.map(|(_, path)| path))?;
     let parts = paths.len();
-    let waiting = if parts > 1 { Some(WaitingParts::new(&paths)?) } else { None };
+    let waiting = if parts > 1 { Some(waiting_parts(&paths)?) } else { None };
     let part_of: Vec<usize> =
         plan.sources(file)?.iter().map(|tensor| if parts > 1 { tensor.part() } else { 0 }).collect();
     let metadata = metadata(file, plan.file_type(options.file_type), options, importance)?;
@@ -72,7 +73,7 @@ pub fn quantize_file(
         for (part, path) in paths.iter().enumerate() {
             let failure = Mutex::new(None);
             let progress = Mutex::new(&mut *hooks.progress);
-            let mut writer = if file.is_powerinfer() { Writer::powerinfer() } else { Writer::new() };
+            let mut writer = writer_like(file);
             if part == 0 {
                 for (key, value) in &metadata {
                     writer.set(key, value.clone())?;
@@ -98,7 +99,7 @@ pub fn quantize_file(
                 })?;
             }
             let written = match &waiting {
-                Some(waiting) => writer.write(waiting.path(path)),
+                Some(waiting) => writer.write(waiting.part(path)),
                 None => writer.write(path),
             };
             if let Ok(Some(error)) = failure.into_inner() {
@@ -107,39 +108,21 @@ pub fn quantize_file(
             written?;
         }
         match waiting {
-            Some(waiting) => Ok(waiting.publish(&paths)?),
+            Some(waiting) => Ok(waiting.publish(&paths).map_err(part_error)?),
             None => Ok(()),
         }
     })
 }
 
-/// Parts that are complete, in a folder that is removed with what is still in it.
-struct WaitingParts {
-    folder: tempfile::TempDir,
+/// The folder in which parts wait until all are complete.
+fn waiting_parts(paths: &[PathBuf]) -> Result<WorkFolder, QuantizeError> {
+    let first = paths.first().map_or(Path::new(""), PathBuf::as_path);
+    let prefix = SplitName::of(first).map_or_else(|| "model".to_owned(), |name| name.prefix);
+    WorkFolder::create(WorkFolder::parent(first), &prefix).map_err(part_error)
 }
 
-impl WaitingParts {
-    fn new(paths: &[PathBuf]) -> Result<WaitingParts, QuantizeError> {
-        let beside = paths.first().and_then(|path| path.parent());
-        let beside = beside.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let folder = tempfile::Builder::new().prefix(".split.tmp").tempdir_in(beside);
-        let failed =
-            |source| QuantizeError::Part { action: "create a folder in", path: beside.to_owned(), source };
-        Ok(WaitingParts { folder: folder.map_err(failed)? })
-    }
-
-    fn path(&self, part: &Path) -> PathBuf {
-        self.folder.path().join(part.file_name().unwrap_or_default())
-    }
-
-    /// Gives the parts their names.
-    fn publish(self, paths: &[PathBuf]) -> Result<(), QuantizeError> {
-        for path in paths {
-            let failed = |source| QuantizeError::Part { action: "rename", path: path.clone(), source };
-            std::fs::rename(self.path(path), path).map_err(failed)?;
-        }
-        Ok(())
-    }
+fn part_error(FolderError { action, path, source }: FolderError) -> QuantizeError {
+    QuantizeError::Part { action, path, source }
 }
 
 fn write_tensor(
@@ -209,10 +192,13 @@ fn metadata(
         changed.push(("quantize.imatrix.chunks_count".to_owned(), matrix.chunk_count.into()));
     }
     for (key, value) in &options.overrides {
-        // A value takes the type that the key has in the input.
-        let value = match file.value(key) {
-            Some(old) if old.kind() != value.value().kind() => convert(value, old.kind())
-                .ok_or_else(|| QuantizeError::OverrideType { key: key.clone(), kind: old.kind() })?,
+        // A value takes the type that the key has in the input. Floats of new keys have 32 bits, as all readers expect them.
+        let is_float = value.value().kind() == ValueType::F64;
+        let kind = file.value(key).map(|old| old.kind()).or(is_float.then_some(ValueType::F32));
+        let value = match kind {
+            Some(kind) if kind != value.value().kind() => {
+                convert(value, kind).ok_or_else(|| QuantizeError::OverrideType { key: key.clone(), kind })?
+            }
             _ => value.clone(),
         };
         changed.retain(|(other, _)| other != key);
@@ -234,8 +220,7 @@ fn metadata(
 }
 
 /// An integer or float as another type of number, if it fits.
-fn convert(value: &OwnedValue, kind: quadriga_gguf::ValueType) -> Option<OwnedValue> {
-    use quadriga_gguf::{Value, ValueType};
+fn convert(value: &OwnedValue, kind: ValueType) -> Option<OwnedValue> {
     if let Some(number) = value.value().integer() {
         return Some(match kind {
             ValueType::U8 => u8::try_from(number).ok()?.into(),
@@ -252,7 +237,10 @@ fn convert(value: &OwnedValue, kind: quadriga_gguf::ValueType) -> Option<OwnedVa
         });
     }
     match (value.value(), kind) {
-        (Value::F64(number), ValueType::F32) => Some((number as f32).into()),
+        (Value::F64(number), ValueType::F32) => {
+            let short = number as f32;
+            (short.is_finite() || !number.is_finite()).then(|| short.into())
+        }
         _ => None,
     }
 }

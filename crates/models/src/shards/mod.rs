@@ -5,12 +5,11 @@
 
 mod work_folder;
 
-use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use quadriga_gguf::{File, SplitName, Tensor, Writer};
-use work_folder::{WorkFolder, sync_folder};
+pub(crate) use work_folder::{FolderError, WorkFolder};
 
 /// The keys that only the parts of a split model have.
 const SPLIT_KEYS: [&str; 3] = ["split.no", "split.count", "split.tensors.count"];
@@ -41,6 +40,12 @@ pub enum ShardError {
     Cancelled,
     #[error(transparent)]
     Output(#[from] crate::OutputIsInput),
+}
+
+impl From<FolderError> for ShardError {
+    fn from(FolderError { action, path, source }: FolderError) -> ShardError {
+        ShardError::Io { action, path, source }
+    }
 }
 
 /// Where to cut.
@@ -93,7 +98,8 @@ pub fn plan_split(input: &Path, limits: &SplitLimits) -> ShardResult<Vec<(usize,
         .collect())
 }
 
-/// Splits a file into parts whose names begin with `prefix`; their paths. All parts are complete before the first gets its name.
+/// Splits a file into parts whose names begin with `prefix`; their paths. All parts are complete before the first gets its name, which is the
+/// last to get one.
 /// Once `cancelled` returns true, what was written is removed.
 pub fn split(
     input: &Path,
@@ -106,25 +112,18 @@ pub fn split(
         return Err(ShardError::AlreadySplit { path: input.to_owned(), parts: file.part_count() });
     }
     let parts = parts(&file, limits)?;
-    let folder = prefix.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = WorkFolder::parent(prefix);
     let name = prefix.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let count = u32::try_from(parts.len()).unwrap_or(u32::MAX);
-    let io = |action, path: &Path| {
-        let path = path.to_owned();
-        move |source| ShardError::Io { action, path, source }
-    };
     let paths: Vec<PathBuf> = (1..=count)
         .map(|number| {
             SplitName { folder: folder.to_owned(), prefix: name.clone(), number, count }.path_of(number)
         })
         .collect();
     paths.iter().try_for_each(|path| crate::check_output(path, [input]))?;
-    let work = WorkFolder::create(folder, &name).map_err(io("create a folder in", folder))?;
-    let named = |folder: &Path, number: u32| {
-        SplitName { folder: folder.to_owned(), prefix: name.clone(), number, count }.path_of(number)
-    };
-    for (number, (from, to)) in (1..).zip(&parts) {
-        let mut writer = Writer::new();
+    let work = WorkFolder::create(folder, &name)?;
+    for ((number, path), (from, to)) in (1..).zip(&paths).zip(&parts) {
+        let mut writer = writer_like(&file);
         if number == 1 {
             for (key, value) in file.metadata().filter(|(key, _)| !SPLIT_KEYS.contains(key)) {
                 writer.set(key, value)?;
@@ -139,16 +138,13 @@ pub fn split(
         for tensor in file.tensors().skip(*from).take(to - from) {
             copy(&mut writer, tensor, cancelled)?;
         }
-        let written = writer.write(named(work.path(), number));
+        let written = writer.write(work.part(path));
         if cancelled() {
             return Err(ShardError::Cancelled);
         }
         written?;
     }
-    for (number, path) in (1..).zip(&paths) {
-        fs::rename(named(work.path(), number), path).map_err(io("rename", path))?;
-    }
-    sync_folder(folder).map_err(io("sync", folder))?;
+    work.publish(&paths)?;
     Ok(paths)
 }
 
@@ -160,7 +156,7 @@ pub fn merge(input: &Path, output: &Path, cancelled: &(dyn Fn() -> bool + Sync))
         return Err(ShardError::NotSplit { path: input.to_owned() });
     }
     crate::check_output(output, file.paths())?;
-    let mut writer = Writer::new();
+    let mut writer = writer_like(&file);
     for (key, value) in file.metadata().filter(|(key, _)| !SPLIT_KEYS.contains(key)) {
         writer.set(key, value)?;
     }
@@ -169,6 +165,11 @@ pub fn merge(input: &Path, output: &Path, cancelled: &(dyn Fn() -> bool + Sync))
     }
     let written = writer.write(output);
     if cancelled() { Err(ShardError::Cancelled) } else { Ok(written?) }
+}
+
+/// A writer of the container that a file has.
+pub(crate) fn writer_like<'a>(file: &File) -> Writer<'a> {
+    if file.is_powerinfer() { Writer::powerinfer() } else { Writer::new() }
 }
 
 /// Adds a tensor as it is; writing it fails once it is cancelled.

@@ -2,16 +2,30 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use tempfile::TempDir;
 
 /// A hidden folder beside the parts; it is removed in the end, and by a later run if this one was killed.
-pub(super) struct WorkFolder {
+pub(crate) struct WorkFolder {
     folder: TempDir,
     /// By the lock other runs see that somebody works in it.
     _lock: File,
+}
+
+/// What could not be done with a folder or a part.
+#[derive(Debug)]
+pub(crate) struct FolderError {
+    pub(crate) action: &'static str,
+    pub(crate) path: PathBuf,
+    pub(crate) source: io::Error,
+}
+
+impl FolderError {
+    fn of(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FolderError {
+        move |source| FolderError { action, path: path.to_owned(), source }
+    }
 }
 
 /// The file in the folder that is locked.
@@ -22,18 +36,48 @@ const STALE: Duration = Duration::from_secs(10);
 
 impl WorkFolder {
     /// Creates a folder for parts of this name, and removes those that killed runs left behind.
-    pub(super) fn create(parent: &Path, name: &str) -> io::Result<WorkFolder> {
+    pub(crate) fn create(parent: &Path, name: &str) -> Result<WorkFolder, FolderError> {
+        let failed = || FolderError::of("create a folder in", parent);
         let prefix = format!(".{name}.");
         remove_stale(parent, &prefix);
-        let folder = tempfile::Builder::new().prefix(&prefix).suffix(SUFFIX).tempdir_in(parent)?;
-        let lock = File::create(folder.path().join(LOCK))?;
+        let folder = tempfile::Builder::new().prefix(&prefix).suffix(SUFFIX).tempdir_in(parent);
+        let folder = folder.map_err(failed())?;
+        let lock = File::create(folder.path().join(LOCK)).map_err(failed())?;
         // Where files have no locks, folders are left alone.
         let _ = lock.try_lock();
         Ok(WorkFolder { folder, _lock: lock })
     }
 
-    pub(super) fn path(&self) -> &Path {
-        self.folder.path()
+    /// The folder of a part.
+    pub(crate) fn parent(part: &Path) -> &Path {
+        part.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    }
+
+    /// Where a part is written.
+    pub(crate) fn part(&self, path: &Path) -> PathBuf {
+        self.folder.path().join(path.file_name().unwrap_or_default())
+    }
+
+    /// Gives all parts their names. The first is missing until all others are there: what a killed run leaves is no model, rather
+    /// than one of old and new parts.
+    pub(crate) fn publish(&self, paths: &[PathBuf]) -> Result<(), FolderError> {
+        let Some((first, others)) = paths.split_first() else { return Ok(()) };
+        let folder = WorkFolder::parent(first);
+        let sync = || sync_folder(folder).map_err(FolderError::of("sync", folder));
+        let rename =
+            |path: &PathBuf| fs::rename(self.part(path), path).map_err(FolderError::of("rename", path));
+        if !others.is_empty() {
+            match fs::remove_file(first) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(FolderError::of("remove", first)(error));
+                }
+                _ => sync()?,
+            }
+            others.iter().try_for_each(rename)?;
+            sync()?;
+        }
+        rename(first)?;
+        sync()
     }
 }
 
@@ -61,13 +105,13 @@ fn is_abandoned(folder: &Path) -> bool {
 
 /// Makes the names in a folder survive a power failure.
 #[cfg(unix)]
-pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
+fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
 /// Elsewhere a folder cannot be opened for this, and renaming is durable by itself.
 #[cfg(not(unix))]
-pub(super) fn sync_folder(_folder: &Path) -> io::Result<()> {
+fn sync_folder(_folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
@@ -97,6 +141,6 @@ mod tests {
         for name in [".part.bbbbbb.split.tmp", ".part.cccccc.split.tmp", ".other.aB3dE6.split.tmp"] {
             assert!(left(name), "{name}");
         }
-        assert!(work.path().exists());
+        assert!(work.folder.path().exists());
     }
 }

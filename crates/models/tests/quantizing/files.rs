@@ -245,9 +245,8 @@ fn fitting_uses_the_bytes_that_there_are() {
     assert!(matches!(error, Error::Quantize(QuantizeError::TooSmall { .. })), "{error}");
 }
 
-#[test]
-fn parts_are_kept() {
-    let folder = tempfile::tempdir().unwrap();
+/// Writes a model of two parts.
+fn write_parts(folder: &Path) {
     let bytes = vec![0u8; 2 * 32 * 2];
     for part in 0..2u16 {
         let mut writer = Writer::new();
@@ -258,8 +257,14 @@ fn parts_are_kept() {
         writer.set("split.tensors.count", 2i32).unwrap();
         let name = format!("blk.{part}.attn_q.weight");
         writer.tensor_bytes(&name, DType::F16, [2, 32], &bytes).unwrap();
-        writer.write(folder.path().join(format!("in-{:05}-of-00002.gguf", part + 1))).unwrap();
+        writer.write(folder.join(format!("in-{:05}-of-00002.gguf", part + 1))).unwrap();
     }
+}
+
+#[test]
+fn parts_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    write_parts(folder.path());
     let input = folder.path().join("in-00001-of-00002.gguf");
     run(&input, &folder.path().join("out.gguf"), &QuantizeOptions { keep_split: true, ..options("Q8_0") })
         .unwrap();
@@ -420,4 +425,96 @@ fn the_file_type_is_what_most_tensors_are_when_options_chose_all() {
     rules.tensor_types = vec![TensorType::parse(".=Q4_0").unwrap()];
     run(&input, &output, &rules).unwrap();
     assert_eq!(File::open(&output).unwrap().get::<u32>("general.file_type").unwrap(), 2);
+}
+
+#[test]
+fn what_killed_runs_left_of_parts_is_removed_and_parts_of_two_runs_are_no_model() {
+    let folder = tempfile::tempdir().unwrap();
+    write_parts(folder.path());
+    let left = folder.path().join(".out.aB3dE6.split.tmp");
+    std::fs::create_dir(&left).unwrap();
+    let lock = std::fs::File::create(left.join("lock")).unwrap();
+    lock.set_modified(std::time::SystemTime::now() - std::time::Duration::from_secs(60)).unwrap();
+    drop(lock);
+    let input = folder.path().join("in-00001-of-00002.gguf");
+    let output = folder.path().join("out.gguf");
+    let keep = |name: &str| QuantizeOptions { keep_split: true, ..options(name) };
+    run(&input, &output, &keep("Q8_0")).unwrap();
+    assert!(!left.exists());
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 4);
+    // A part that cannot be replaced: the first of the new ones does not take the place of the old one.
+    let [first, second] = [1, 2].map(|part| folder.path().join(format!("out-0000{part}-of-00002.gguf")));
+    std::fs::remove_file(&second).unwrap();
+    std::fs::create_dir_all(second.join("full")).unwrap();
+    let error = run(&input, &output, &keep("Q4_0")).unwrap_err();
+    assert!(error.to_string().contains("out-00002-of-00002.gguf"), "{error}");
+    assert!(!first.exists());
+    std::fs::remove_dir_all(&second).unwrap();
+    run(&input, &output, &keep("Q4_0")).unwrap();
+    assert_eq!(File::open(&first).unwrap().tensor("blk.1.attn_q.weight").unwrap().dtype(), DType::Q4_0);
+}
+
+/// Programs that read a key as a float expect 32 bits.
+#[test]
+fn floats_of_new_keys_have_32_bits_and_others_the_bits_that_they_had() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in.gguf"), folder.path().join("out.gguf"));
+    let mut writer = Writer::new();
+    writer.set("general.architecture", "llama").unwrap();
+    writer.set("own.double", 1.0f64).unwrap().set("own.float", 1.0f32).unwrap();
+    writer.tensor_bytes("output_norm.weight", DType::F32, [1], &[0; 4]).unwrap();
+    writer.write(&input).unwrap();
+    let with = |text: &str| {
+        let overrides = text.split(' ').map(|text| parse_override(text).unwrap()).collect();
+        run(&input, &output, &QuantizeOptions { overrides, ..options("Q8_0") })
+    };
+    with("own.double=float:0.1 own.float=float:0.1 own.new=float:0.1").unwrap();
+    let file = File::open(&output).unwrap();
+    use quadriga_gguf::Value;
+    assert!(matches!(file.value("own.double"), Some(Value::F64(0.1))));
+    for key in ["own.float", "own.new"] {
+        assert!(matches!(file.value(key), Some(Value::F32(0.1))), "{key}: {:?}", file.value(key));
+    }
+    drop(file);
+    let error = with("own.new=float:1e300").unwrap_err();
+    assert!(error.to_string().contains("own.new"), "{error}");
+}
+
+/// What the options fix, and what a tensor is, also where the size is given.
+#[test]
+fn fitting_keeps_fixed_types_and_those_that_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in.gguf"), folder.path().join("out.gguf"));
+    // The embedding is the output matrix.
+    let write = |dtype: DType, value: f32| {
+        let values: Vec<f32> =
+            (0..64 * WIDTH).map(|i| if i == 9 { value } else { (i as f32).sin() }).collect();
+        let bytes: Vec<u8> = match dtype {
+            DType::BF16 => {
+                values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()).collect()
+            }
+            _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        };
+        let mut writer = Writer::new();
+        writer.set("general.architecture", "llama").unwrap().set("llama.block_count", 1u32).unwrap();
+        for name in ["token_embd.weight", "blk.0.attn_q.weight", "blk.0.ffn_up.weight"] {
+            writer.tensor_bytes(name, dtype, [64, WIDTH], &bytes).unwrap();
+        }
+        writer.write(&input).unwrap();
+    };
+    let fitted = |options: &QuantizeOptions, limit: usize| {
+        let file = File::open(&input).unwrap();
+        let plan = fit(&file, options, FitBasis::default(), limit as u64, &|| false).unwrap();
+        let mut hooks = QuantizeHooks { progress: &mut |_| {}, cancelled: &|| false };
+        quantize_file(&file, &output, &plan, options, None, &mut hooks).unwrap();
+        plan.tensors.iter().map(|tensor| tensor.to).collect::<Vec<_>>()
+    };
+    let all = 3 * 64 * WIDTH;
+    write(DType::F32, 0.5);
+    assert_eq!(fitted(&options("Q4_K_M"), 4 * all), [DType::F32; 3]);
+    let fixed = QuantizeOptions { output_type: Some(DType::Q8_0), ..options("Q4_K_M") };
+    assert_eq!(fitted(&fixed, 4 * all), [DType::Q8_0, DType::F32, DType::F32]);
+    // F16 takes as many bytes as BF16, and cannot hold the value.
+    write(DType::BF16, 1e9);
+    assert_eq!(fitted(&options("Q4_K_M"), 2 * all), [DType::BF16; 3]);
 }
