@@ -249,14 +249,15 @@ impl Worker {
             handled = 0;
             let started = Instant::now();
             let events = self.batcher.step();
-            self.note_state();
             let ended = |event: &Event| matches!(event, Event::Finished(_) | Event::Failed(_));
             let ended = events.iter().filter(|(_, event)| ended(event)).count();
+            // Where others wait already, they take the places.
+            let free = ended.saturating_sub(self.note_state());
             let took = started.elapsed();
             for (id, event) in events {
                 self.report(id, event);
             }
-            self.refill.note_step(ended, took, Instant::now());
+            self.refill.note_step(free, took, Instant::now());
         }
     }
 
@@ -319,7 +320,11 @@ impl Worker {
         }
     }
 
-    fn note_state(&self) {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = self.batcher.state();
+    /// Publishes the batcher's state; the number of requests that wait.
+    fn note_state(&self) -> usize {
+        let state = self.batcher.state();
+        let waiting = state.waiting;
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        waiting
     }
 }
