@@ -41,7 +41,8 @@ pub struct ConvertOptions {
     pub vocabulary: bool,
     /// `general.name` [default: the folder's name].
     pub name: Option<String>,
-    /// The most bytes of memory that pieces of tensors take, apart from matrices that have to be transposed as a whole.
+    /// The most bytes of memory that pieces of tensors take. A matrix that has to be transposed is read as a whole, by as many
+    /// threads as there is memory for, at least one.
     pub memory: u64,
     /// How many threads convert.
     pub threads: usize,

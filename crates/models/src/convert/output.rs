@@ -191,6 +191,16 @@ impl OutputTensor {
         self.dims.iter().product::<usize>().checked_div(self.row_len()).unwrap_or(0)
     }
 
+    /// The elements of the largest matrix that is read as a whole because the rows are its columns; 0 where rows are rows.
+    pub(super) fn matrix_read_across(&self) -> usize {
+        match &self.data {
+            OutputData::Rows { sources, rows, .. } if self.row_count() > 0 && rows(0).step != 1 => {
+                sources.iter().map(matrix_elements).max().unwrap_or(0)
+            }
+            _ => 0,
+        }
+    }
+
     /// Whether all of it comes from packed 4-bit weights, rows as they are.
     pub(super) fn is_mxfp4(&self) -> bool {
         match &self.data {
@@ -263,6 +273,14 @@ impl OutputTensor {
     }
 }
 
+/// The elements of one of the matrices that a source consists of.
+fn matrix_elements(source: &Source) -> usize {
+    match source.shape.as_slice() {
+        [.., rows, columns] => rows * columns,
+        _ => source.elements(),
+    }
+}
+
 /// Reads a row whose elements are apart: the matrix that they are in is read once for all of its rows.
 fn across(
     store: &TensorStore,
@@ -271,10 +289,7 @@ fn across(
     out: &mut [f32],
     buffers: &mut ReadBuffers,
 ) -> io::Result<()> {
-    let matrix = match source.shape.as_slice() {
-        [.., rows, columns] => rows * columns,
-        _ => source.elements(),
-    };
+    let matrix = matrix_elements(source);
     let start = from.start / matrix.max(1) * matrix;
     if buffers.slab.as_ref().is_none_or(|(known, at, _)| (*known, *at) != (from.source, start)) {
         let mut values = vec![0.0; matrix];

@@ -74,6 +74,20 @@ pub(super) fn write(
     }
 }
 
+/// The rows of a piece, and how many threads have one at once, within the memory of the options. Each thread also reads a matrix
+/// of `across` elements as a whole.
+fn pieces(options: &ConvertOptions, length: usize, across: usize) -> (usize, usize) {
+    let budget = usize::try_from(options.memory).unwrap_or(usize::MAX);
+    // The values of the matrix and its bytes in the file; half of the memory is for pieces.
+    let matrix = across.saturating_mul(8);
+    let most = (budget / 2).checked_div(matrix).unwrap_or(usize::MAX).max(1);
+    let wanted = options.threads.clamp(1, 256).min(most);
+    let budget = budget.saturating_sub(wanted.saturating_mul(matrix)).max(budget / 2);
+    // Values, source bytes and result of each thread's piece.
+    let piece = (budget / wanted / 12).clamp(length, MAX_PIECE.max(length)) / length;
+    (piece, wanted.min((budget / (12 * piece * length).max(1)).max(1)))
+}
+
 /// Converts a tensor, several pieces at once, and writes them in order.
 fn write_tensor(
     tensor: &OutputTensor,
@@ -85,11 +99,7 @@ fn write_tensor(
 ) -> io::Result<()> {
     let (rows, length) = (tensor.row_count(), tensor.row_len().max(1));
     let row_bytes = dtype.row_bytes(length).ok_or(io::ErrorKind::InvalidInput)?;
-    // Values, source bytes and result of each thread's piece.
-    let budget = usize::try_from(options.memory).unwrap_or(usize::MAX);
-    let wanted = options.threads.clamp(1, 256);
-    let piece = (budget / wanted / 12).clamp(length, MAX_PIECE.max(length)) / length;
-    let threads = wanted.min((budget / (12 * piece * length).max(1)).max(1));
+    let (piece, threads) = pieces(options, length, tensor.matrix_read_across());
     let exact = tensor.is_mxfp4();
     let mut buffers: Vec<ReadBuffers> = (0..threads).map(|_| ReadBuffers::default()).collect();
     let mut first = 0;
@@ -153,4 +163,34 @@ fn write_tensor(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::output::RowSource;
+    use super::*;
+
+    #[test]
+    fn matrices_that_are_read_across_are_within_the_memory() {
+        let store = TensorStore::of_shapes([("w".to_owned(), vec![3, 1 << 10, 1 << 12])]);
+        let source = store.find("w").unwrap().unwrap();
+        let plain = OutputTensor::whole("w", source.clone());
+        let across = OutputTensor::rows("w", vec![3, 1 << 12, 1 << 10], vec![source], |row| RowSource {
+            source: 0,
+            start: row,
+            step: 1 << 12,
+        });
+        assert_eq!((plain.matrix_read_across(), across.matrix_read_across()), (0, 1 << 22));
+        for (memory, most) in [(512 << 20, 8), (100 << 20, 1), (1 << 20, 1)] {
+            let options = ConvertOptions { memory, threads: 16, ..ConvertOptions::default() };
+            let (rows, threads) = pieces(&options, 1 << 10, across.matrix_read_across());
+            assert_eq!(threads, most, "{memory}");
+            let (matrix, piece) = (8 << 22, 12 * (rows << 10));
+            // One matrix may have to be larger than the memory.
+            let allowed = (memory as usize).max(matrix + memory as usize / 2);
+            assert!(rows > 0 && threads * (matrix + piece) <= allowed, "{memory}: {rows} rows, {threads}");
+        }
+        let options = ConvertOptions { memory: 1 << 20, threads: 16, ..ConvertOptions::default() };
+        assert_eq!(pieces(&options, 1 << 10, 0).1, 16);
+    }
 }
