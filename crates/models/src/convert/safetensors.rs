@@ -1,11 +1,13 @@
 //! Safetensors files: the header is a length and a JSON object of names, types, shapes and offsets.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::de::{self, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use super::error::{ConvertResult, invalid, io_error, is_regular};
 
@@ -95,11 +97,54 @@ pub struct SafeTensor {
     pub bytes: u64,
 }
 
+/// What a header says about a tensor. It is read without JSON values in between, which would take many times the header's length.
 #[derive(Deserialize)]
 struct HeaderEntry {
-    dtype: String,
+    #[serde(deserialize_with = "named_type")]
+    dtype: SafeType,
+    #[serde(deserialize_with = "dimensions")]
     shape: Vec<usize>,
     data_offsets: (u64, u64),
+}
+
+fn named_type<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SafeType, D::Error> {
+    struct Name;
+    impl Visitor<'_> for Name {
+        type Value = SafeType;
+
+        fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+            out.write_str("the name of a type")
+        }
+
+        fn visit_str<E: de::Error>(self, name: &str) -> Result<SafeType, E> {
+            let shown: String = name.chars().take(60).collect();
+            SafeType::named(name).ok_or_else(|| E::custom(format!("the type {shown:?} is unknown")))
+        }
+    }
+    deserializer.deserialize_str(Name)
+}
+
+fn dimensions<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<usize>, D::Error> {
+    struct List;
+    impl<'de> Visitor<'de> for List {
+        type Value = Vec<usize>;
+
+        fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+            out.write_str("a list of dimensions")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<usize>, A::Error> {
+            let mut found = Vec::new();
+            while let Some(dimension) = list.next_element()? {
+                if found.len() == MAX_RANK {
+                    return Err(de::Error::custom(format!("more than {MAX_RANK} dimensions")));
+                }
+                found.push(dimension);
+            }
+            Ok(found)
+        }
+    }
+    deserializer.deserialize_seq(List)
 }
 
 /// The header of a safetensors file.
@@ -136,23 +181,30 @@ impl SafetensorsFile {
     }
 }
 
-/// The members of an object in their order; a name can be there twice, of which a map would keep one.
-struct Entries(Vec<(String, serde_json::Value)>);
+/// The tensors of a header in their order; a name can be there twice, of which a map would keep one.
+struct Entries(Vec<(String, HeaderEntry)>);
 
 impl<'de> Deserialize<'de> for Entries {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Entries, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Entries, D::Error> {
         struct Members;
-        impl<'de> serde::de::Visitor<'de> for Members {
+        impl<'de> Visitor<'de> for Members {
             type Value = Entries;
 
-            fn expecting(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
                 out.write_str("an object")
             }
 
-            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
                 let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == "__metadata__" {
+                        map.next_value::<IgnoredAny>()?;
+                        continue;
+                    }
+                    let entry = map.next_value();
+                    let entry =
+                        entry.map_err(|error| de::Error::custom(format!("tensor {name:?}: {error}")))?;
+                    entries.push((name, entry));
                 }
                 Ok(Entries(entries))
             }
@@ -167,26 +219,15 @@ pub fn parse_header(header: &[u8], length: u64, file: &str) -> ConvertResult<BTr
         serde_json::from_slice(header).map_err(|error| invalid(file, "header", error.to_string()))?;
     let data = header.len() as u64 + 8;
     let mut tensors = BTreeMap::new();
-    for (name, entry) in entries {
-        if name == "__metadata__" {
-            continue;
-        }
+    for (name, HeaderEntry { dtype, shape, data_offsets: (begin, end) }) in entries {
         let place = format!("tensor {name:?}");
         let wrong = |reason: String| invalid(file, &place, reason);
-        let entry: HeaderEntry = serde_json::from_value(entry).map_err(|error| wrong(error.to_string()))?;
-        let Some(dtype) = SafeType::named(&entry.dtype) else {
-            return Err(wrong(format!("the type {:?} is unknown", entry.dtype)));
-        };
-        if entry.shape.len() > MAX_RANK {
-            return Err(wrong(format!("{} dimensions", entry.shape.len())));
-        }
-        let (begin, end) = entry.data_offsets;
-        let elements = entry.shape.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim as u64));
+        let elements = shape.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim as u64));
         let expected = elements.and_then(|elements| elements.checked_mul(dtype.bytes() as u64));
         if end.checked_sub(begin).is_none() || expected != Some(end - begin) {
             return Err(wrong(format!(
-                "bytes {begin} to {end} are not those of {:?} elements of type {}",
-                entry.shape, entry.dtype
+                "bytes {begin} to {end} are not those of {shape:?} elements of type {}",
+                dtype.name()
             )));
         }
         if end > length.saturating_sub(data) {
@@ -194,7 +235,7 @@ pub fn parse_header(header: &[u8], length: u64, file: &str) -> ConvertResult<BTr
                 "byte {end} of the data is behind the end of the file (incomplete download?)"
             )));
         }
-        let tensor = SafeTensor { dtype, shape: entry.shape, start: data + begin, bytes: end - begin };
+        let tensor = SafeTensor { dtype, shape, start: data + begin, bytes: end - begin };
         if tensors.insert(name, tensor).is_some() {
             return Err(wrong("the name appears twice in the header".to_owned()));
         }
@@ -232,5 +273,20 @@ mod tests {
             let error = parse(text, 12).unwrap_err().to_string();
             assert!(error.contains(part) && error.contains("m.safetensors"), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn headers_are_read_entry_by_entry() {
+        let entry = |shape: &str| format!(r#""w":{{"dtype":"F32","shape":[{shape}],"data_offsets":[0,4]}}"#);
+        let parse = |text: &str| parse_header(text.as_bytes(), text.len() as u64 + 12, "m.safetensors");
+        // Nothing behind the first wrong entry is read.
+        for (shape, part) in
+            [("1,".repeat(MAX_RANK) + "1", "more than 8 dimensions"), ("-1".to_owned(), "-1")]
+        {
+            let error = parse(&format!("{{{},]", entry(&shape))).unwrap_err().to_string();
+            assert!(error.contains(part) && error.contains("tensor \"w\""), "{error}");
+        }
+        let metadata = format!(r#"{{"__metadata__":{{"a":[1,{{"b":null}}]}},{}}}"#, entry("1"));
+        assert_eq!(parse(&metadata).unwrap().len(), 1);
     }
 }
