@@ -1,6 +1,7 @@
 //! Files of importance matrices: GGUF, and the older format for reading.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::Path;
 
 use quadriga_gguf::{File, Writer};
@@ -20,20 +21,43 @@ const TEXT_CHUNKS: &str = "quadriga.imatrix.text_chunks";
 /// The key of the first of them.
 const TEXT_START: &str = "quadriga.imatrix.text_start";
 
+/// How GGUF files begin.
+const MAGIC: &[u8] = b"GGUF";
+/// The longest file that is read into memory: one of the older format, or a pipe.
+const MAX_BYTES: u64 = 4 << 30;
+
 impl ImportanceMatrix {
-    /// Reads a file, GGUF or the older format.
+    /// Reads a file, GGUF or the older format. A GGUF file is mapped: it may be a model by mistake, larger than memory.
     pub fn read(path: &Path) -> Result<ImportanceMatrix> {
         let failed = |source| ImportanceError::Read { path: path.to_owned(), source };
-        let bytes = std::fs::read(path).map_err(failed)?;
+        let mut input = std::fs::File::open(path).map_err(failed)?;
+        let metadata = input.metadata().map_err(failed)?;
+        let mut bytes = Vec::new();
+        input.by_ref().take(MAGIC.len() as u64).read_to_end(&mut bytes).map_err(failed)?;
+        if metadata.is_file() && bytes == MAGIC {
+            return ImportanceMatrix::from_file(&File::open(path)?, path);
+        }
+        if metadata.len() <= MAX_BYTES {
+            input.take(MAX_BYTES).read_to_end(&mut bytes).map_err(failed)?;
+        }
+        if metadata.len().max(bytes.len() as u64) > MAX_BYTES {
+            let (path, place) = (path.to_owned(), "the file".to_owned());
+            let reason = format!("it is longer than {MAX_BYTES} bytes");
+            return Err(ImportanceError::Format { path, place, reason }.into());
+        }
         ImportanceMatrix::from_bytes(bytes, path)
     }
 
     /// Reads the bytes of a file; the path is for errors.
     pub fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<ImportanceMatrix> {
-        if !bytes.starts_with(b"GGUF") {
+        if !bytes.starts_with(MAGIC) {
             return Ok(legacy::parse(&bytes, path)?);
         }
-        let file = File::from_bytes(bytes)?;
+        ImportanceMatrix::from_file(&File::from_bytes(bytes)?, path)
+    }
+
+    /// The matrix of a GGUF file; the path is for errors.
+    fn from_file(file: &File, path: &Path) -> Result<ImportanceMatrix> {
         let wrong = |place: String, reason: &str| ImportanceError::Format {
             path: path.to_owned(),
             place,
@@ -59,6 +83,9 @@ impl ImportanceMatrix {
         }
         for tensor in file.tensors() {
             let place = || format!("tensor {:?}", tensor.name());
+            if ![SUMS, COUNTS].iter().any(|end| tensor.name().ends_with(end)) {
+                return Err(wrong(place(), "its name ends in neither .in_sum2 nor .counts").into());
+            }
             if tensor.dtype() != DType::F32 {
                 return Err(wrong(place(), "its type is not F32").into());
             }
@@ -74,8 +101,6 @@ impl ImportanceMatrix {
                 matrix.entries.entry(name.to_owned()).or_insert_with(empty).sums = values;
             } else if let Some(name) = tensor.name().strip_suffix(COUNTS) {
                 matrix.entries.entry(name.to_owned()).or_insert_with(empty).counts = values;
-            } else {
-                return Err(wrong(place(), "its name ends in neither .in_sum2 nor .counts").into());
             }
         }
         for (name, entry) in &matrix.entries {
