@@ -279,7 +279,8 @@ fn tokens_without_a_row_of_the_embedding_are_refused() {
     let report =
         convert(folder.path(), &output, &options("F32"), &mut |_| ControlFlow::Continue(())).unwrap();
     assert!(
-        matches!(report.notes.as_slice(), [note] if note.contains("<image>") && note.contains("300 rows")),
+        matches!(report.notes.as_slice(), [note, rows] if note.contains("<image>") && note.contains("300 rows")
+            && rows.contains("41 of the 300 rows") && rows.contains("row 259")),
         "{:?}",
         report.notes
     );
@@ -314,6 +315,7 @@ fn pipes_are_refused_before_they_are_opened() {
         "tokenizer.json",
         "tokenizer_config.json",
         "tokenizer.model",
+        "added_tokens.json",
         "chat_template.jinja",
         "generation_config.json",
         "model.safetensors",
@@ -391,6 +393,14 @@ fn what_is_missing_or_unknown_is_named_and_no_file_is_left() {
         ("heads", &|config, _| config["num_attention_heads"] = 3.into(), "heads"),
         ("negative", &|config, _| config["hidden_size"] = (-8).into(), "hidden_size"),
         ("activation", &|config, _| config["hidden_act"] = "gelu".into(), "hidden_act"),
+        (
+            "head",
+            &|config, _| {
+                config["head_dim"] = (1u64 << 31).into();
+                config["rope_scaling"] = json!({ "rope_type": "llama3", "factor": 8.0 });
+            },
+            "head_dim",
+        ),
         (
             "rope",
             &|config, _| config["rope_scaling"] = json!({ "rope_type": "dynamic", "factor": 2.0 }),
@@ -552,4 +562,263 @@ fn files_of_the_source_are_not_overwritten() {
     // The result of an earlier conversion may be.
     run(folder.path(), &options("F32")).unwrap();
     run(folder.path(), &options("F16")).unwrap();
+}
+
+/// Converts the small Llama's tensors, or changed ones, under another configuration.
+fn run_as(
+    class: &str,
+    changes: &[(&str, Value)],
+    change: impl FnOnce(&mut Vec<TestTensor>),
+) -> Result<File, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut config, mut tensors) = (llama_config(), llama_tensors());
+    config["architectures"] = json!([class]);
+    changes.iter().for_each(|(key, value)| config[*key] = value.clone());
+    change(&mut tensors);
+    write(folder.path(), &config, &tensors, "F32");
+    run(folder.path(), &options("F32")).map_err(|error| error.to_string())
+}
+
+#[test]
+fn factors_of_frequencies_are_written_or_refused() {
+    let llama3 = json!({ "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32 });
+    let file = run_as("LlamaForCausalLM", &[("rope_scaling", llama3.clone())], |_| {}).unwrap();
+    assert_eq!(values(&file, "rope_freqs.weight").len(), 2);
+    let with_biases = |tensors: &mut Vec<TestTensor>| {
+        for layer in 0..2 {
+            for (part, rows) in [("q", 8), ("k", 4), ("v", 4)] {
+                let name = format!("model.layers.{layer}.self_attn.{part}_proj.bias");
+                tensors.push(TestTensor::new(&name, &[rows]));
+            }
+        }
+    };
+    run_as("Qwen2ForCausalLM", &[], with_biases).unwrap();
+    let long = json!({ "rope_type": "longrope", "long_factor": [1.0, 2.0], "short_factor": [1.0, 1.0] });
+    let su = json!({ "type": "su", "long_factor": [1.0, 2.0], "short_factor": [1.0, 1.0] });
+    for (class, scaling, kind) in [
+        ("Qwen2ForCausalLM", llama3, "llama3"),
+        ("Qwen2ForCausalLM", long.clone(), "longrope"),
+        ("LlamaForCausalLM", long, "longrope"),
+        ("LlamaForCausalLM", su, "su"),
+        ("LlamaForCausalLM", json!({ "rope_type": "LLAMA3", "factor": 8.0 }), "LLAMA3"),
+    ] {
+        let change = |tensors: &mut Vec<TestTensor>| {
+            if class.starts_with("Qwen") {
+                with_biases(tensors);
+            }
+        };
+        let error = run_as(class, &[("rope_scaling", scaling)], change).unwrap_err();
+        assert!(error.contains(kind) && error.contains("rope_type") && error.contains(class), "{error}");
+    }
+}
+
+#[test]
+fn layers_without_rotary_embedding_are_those_of_the_graph() {
+    for (list, fits) in [
+        (json!({}), true),
+        (json!({ "no_rope_layer_interval": 4 }), true),
+        (json!({ "no_rope_layers": [] }), true),
+        (json!({ "no_rope_layers": [1, 1], "no_rope_layer_interval": 3 }), true),
+        (json!({ "no_rope_layer_interval": 2 }), false),
+        (json!({ "no_rope_layers": [1, 0] }), false),
+        (json!({ "no_rope_layers": [1] }), false),
+    ] {
+        let changes: Vec<(&str, Value)> =
+            list.as_object().unwrap().iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
+        match run_as("SmolLM3ForCausalLM", &changes, |_| {}) {
+            Ok(_) => assert!(fits, "{list}"),
+            Err(error) => assert!(!fits && error.contains("no_rope_layer"), "{list}: {error}"),
+        }
+        let llama4 = run_as("Llama4ForCausalLM", &changes, |_| {}).err().unwrap_or_default();
+        assert_eq!(llama4.contains("no_rope_layer"), !fits, "{list}: {llama4}");
+    }
+    let experts = |tensors: &mut Vec<TestTensor>| {
+        tensors.retain(|tensor| !tensor.name.contains(".mlp."));
+        for layer in 0..2 {
+            let own = format!("model.layers.{layer}.block_sparse_moe");
+            tensors.push(TestTensor::new(&format!("{own}.primary_router.weight"), &[2, 8]));
+            for expert in 0..2 {
+                for (part, shape) in [("gate", [16, 8]), ("up", [16, 8]), ("down", [8, 16])] {
+                    tensors.push(TestTensor::new(&format!("{own}.experts.{expert}.{part}.weight"), &shape));
+                }
+            }
+        }
+    };
+    for (windows, rope, wrong) in [
+        ([0, 1], json!([0, 1]), None),
+        ([0, 1], Value::Null, None),
+        ([0, 0], json!([1, 1]), None),
+        ([0, 1], json!([1, 1]), Some("rope_layout")),
+        ([0, 0], json!([0, 1]), Some("rope_layout")),
+        ([1, 0], Value::Null, Some("sliding_window_layout")),
+    ] {
+        let changes = [
+            ("moe_num_primary_experts", 2.into()),
+            ("moe_num_active_primary_experts", 1.into()),
+            ("moe_ffn_hidden_size", 16.into()),
+            ("sliding_window_size", 16.into()),
+            ("sliding_window_layout", json!(windows)),
+            ("rope_layout", rope.clone()),
+        ];
+        match (run_as("SmallThinkerForCausalLM", &changes, experts), wrong) {
+            (Ok(_), None) => {}
+            (Err(error), Some(key)) => assert!(error.contains(key), "{windows:?} {rope}: {error}"),
+            (Ok(_), Some(key)) => panic!("{windows:?} {rope}: {key} is not refused"),
+            (Err(error), None) => panic!("{windows:?} {rope}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn a_chat_template_that_cannot_be_read_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &llama_config(), &llama_tensors(), "F32");
+    fs::write(folder.path().join("tokenizer_config.json"), "{}").unwrap();
+    for name in ["chat_template.j2", "chat_template.jinja"] {
+        let path = folder.path().join(name);
+        fs::write(&path, b"{{ messages }}\xff").unwrap();
+        let error = run(folder.path(), &options("F32")).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("byte 14") && error.contains("UTF-8"), "{error}");
+        fs::write(&path, "{{ messages }}").unwrap();
+        let file = run(folder.path(), &options("F32")).unwrap();
+        assert_eq!(file.get::<&str>("tokenizer.chat_template").unwrap(), "{{ messages }}");
+    }
+}
+
+/// A SentencePiece model of the unknown token, bytes and two pieces.
+fn sentence_pieces() -> Vec<u8> {
+    let field = |number: u8, content: &[u8]| [&[number << 3 | 2, content.len() as u8], content].concat();
+    let piece = |text: &str, kind: u8| {
+        let score = [&[2 << 3 | 5][..], &(-1.0f32).to_le_bytes()].concat();
+        field(1, &[field(1, text.as_bytes()), score, vec![3 << 3, kind]].concat())
+    };
+    let mut model = [piece("<unk>", 2), piece("<s>", 3), piece("</s>", 3)].concat();
+    (0..=255u8).for_each(|byte| model.extend(piece(&format!("<0x{byte:02X}>"), 6)));
+    model.extend([piece("\u{2581}", 1), piece("a", 1)].concat());
+    model.extend([field(2, &[3 << 3, 2]), field(3, &[3 << 3, 0])].concat());
+    model
+}
+
+#[test]
+fn added_tokens_of_older_folders_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    write(folder.path(), &llama_config(), &llama_tensors(), "F32");
+    fs::remove_file(path("tokenizer.json")).unwrap();
+    fs::write(path("tokenizer.model"), sentence_pieces()).unwrap();
+    let special = json!({ "eos_token": "</s>", "additional_special_tokens": ["[TOOL]"] });
+    fs::write(path("tokenizer_config.json"), special.to_string()).unwrap();
+    let added = json!({ "<s>": 1, "<|im_end|>": 279, "[TOOL]": 280, "word": 281 });
+    fs::write(path("added_tokens.json"), added.to_string()).unwrap();
+    let output = path("out.gguf");
+    let report =
+        convert(folder.path(), &output, &options("F32"), &mut |_| ControlFlow::Continue(())).unwrap();
+    let file = File::open(&output).unwrap();
+    let texts = file.get::<Vec<&str>>("tokenizer.ggml.tokens").unwrap();
+    let kinds = file.get::<Vec<i32>>("tokenizer.ggml.token_type").unwrap();
+    let found: Vec<(&str, i32)> = [1, 278, 279, 280, 281].iter().map(|id| (texts[*id], kinds[*id])).collect();
+    assert_eq!(found, [("<s>", 3), ("[PAD278]", 5), ("<|im_end|>", 3), ("[TOOL]", 3), ("word", 4)]);
+    // 261 pieces and three tokens.
+    assert!(
+        matches!(report.notes.as_slice(), [note] if note.contains("36 of the 300 rows") && note.contains("row 261")),
+        "{:?}",
+        report.notes
+    );
+    // What tokenizer.json says of an id comes first.
+    write(folder.path(), &llama_config(), &llama_tensors(), "F32");
+    fs::remove_file(path("tokenizer.model")).unwrap();
+    let added = json!({ "other": 258, "<|im_end|>": 279 });
+    fs::write(path("added_tokens.json"), added.to_string()).unwrap();
+    let file = run(folder.path(), &options("F32")).unwrap();
+    let texts = file.get::<Vec<&str>>("tokenizer.ggml.tokens").unwrap();
+    assert_eq!((texts[258], texts[279]), ("<|endoftext|>", "<|im_end|>"));
+    for (id, part) in [(json!("x"), "whole number"), (json!(16_777_215), "16777215")] {
+        fs::write(path("added_tokens.json"), json!({ "<|im_end|>": id }).to_string()).unwrap();
+        let error = run(folder.path(), &options("F32")).unwrap_err().to_string();
+        assert!(error.contains("added_tokens.json") && error.contains(part), "{error}");
+    }
+}
+
+/// A layer of linear attention: two heads of keys of 4 and two of values of 4.
+fn linear_attention(tensors: &mut Vec<TestTensor>) {
+    tensors.retain(|tensor| !tensor.name.contains("self_attn"));
+    for layer in 0..2 {
+        for (part, shape) in [
+            ("A_log", &[2][..]),
+            ("dt_bias", &[2]),
+            ("conv1d.weight", &[24, 1, 4]),
+            ("in_proj_a.weight", &[2, 8]),
+            ("in_proj_b.weight", &[2, 8]),
+            ("in_proj_qkv.weight", &[24, 8]),
+            ("in_proj_z.weight", &[8, 8]),
+            ("norm.weight", &[4]),
+            ("out_proj.weight", &[8, 8]),
+        ] {
+            tensors.push(TestTensor::new(&format!("model.layers.{layer}.linear_attn.{part}"), shape));
+        }
+    }
+}
+
+#[test]
+fn linear_attention_without_heads_or_elements_is_refused() {
+    let keys =
+        ["linear_num_key_heads", "linear_key_head_dim", "linear_num_value_heads", "linear_value_head_dim"];
+    let changes = |key: &str, number: u64| {
+        let mut changes: Vec<(&str, Value)> = vec![
+            ("head_dim", 8.into()),
+            ("layer_types", json!(["linear_attention", "linear_attention"])),
+            ("linear_conv_kernel_dim", 4.into()),
+        ];
+        for (own, value) in keys.into_iter().zip([2u64, 4, 2, 4]) {
+            changes.push((own, if own == key { number } else { value }.into()));
+        }
+        changes
+    };
+    for key in keys {
+        for number in [0, 1 << 31] {
+            let error = run_as("Qwen3_5ForCausalLM", &changes(key, number), linear_attention).unwrap_err();
+            assert!(error.contains(key) && error.contains(&number.to_string()), "{key}: {error}");
+        }
+    }
+    run_as("Qwen3_5ForCausalLM", &changes("", 0), linear_attention).unwrap();
+}
+
+#[test]
+fn files_that_are_too_long_are_refused() {
+    for (name, megabytes) in [
+        ("config.json", 4),
+        ("generation_config.json", 4),
+        ("modules.json", 4),
+        ("chat_template.jinja", 4),
+        ("chat_template.j2", 4),
+        ("tokenizer.model", 16),
+        ("tokenizer.json", 64),
+        ("tokenizer_config.json", 64),
+        ("added_tokens.json", 64),
+        ("model.safetensors.index.json", 64),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), &llama_config(), &llama_tensors(), "F32");
+        if name == "tokenizer.model" {
+            fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
+        }
+        let path = folder.path().join(name);
+        let file = fs::File::options().create(true).append(true).open(&path).unwrap();
+        file.set_len((megabytes << 20) + 1).unwrap();
+        let error = run(folder.path(), &options("F32")).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains(&(megabytes << 20).to_string()), "{name}: {error}");
+    }
+}
+
+#[test]
+fn a_token_id_beyond_any_vocabulary_takes_no_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &llama_config(), &llama_tensors(), "F32");
+    let mut tokenizer = model_folder::byte_tokenizer();
+    tokenizer["added_tokens"].as_array_mut().unwrap().push(json!({ "id": 16_777_215, "content": "<image>",
+        "special": true }));
+    fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let error = run(folder.path(), &options("F32")).unwrap_err().to_string();
+    assert!(error.contains("<image>") && error.contains("16777215"), "{error}");
 }

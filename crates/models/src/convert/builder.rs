@@ -3,9 +3,12 @@
 use quadriga_gguf::OwnedValue;
 
 use super::config::Config;
-use super::error::{ConvertError, ConvertResult};
+use super::error::{ConvertError, ConvertResult, invalid};
 use super::output::OutputTensor;
 use super::source::{Source, TensorStore};
+
+/// More elements than a head of any model has, and more heads than any layer.
+pub(super) const MAX_HEAD: usize = 1 << 16;
 
 /// The keys and tensors of a file while they are collected.
 pub(super) struct FileBuilder<'a> {
@@ -119,9 +122,17 @@ impl FileBuilder<'_> {
 
     /// The elements of a head.
     pub(super) fn head_length(&self) -> ConvertResult<usize> {
-        match self.config.find_count(&["head_dim"])? {
-            Some(length) => Ok(length),
-            None => Ok(self.config.count(&["hidden_size", "n_embd", "d_model"])? / self.heads.0.max(1)),
+        let length = match self.config.find_count(&["head_dim"])? {
+            Some(length) => length,
+            None => self.config.count(&["hidden_size", "n_embd", "d_model"])? / self.heads.0.max(1),
+        };
+        match length <= MAX_HEAD {
+            true => Ok(length),
+            false => Err(invalid(
+                "config.json",
+                "head_dim",
+                format!("a head of {length} elements; at most {MAX_HEAD} are supported"),
+            )),
         }
     }
 

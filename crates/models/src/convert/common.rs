@@ -199,7 +199,7 @@ fn rope_keys(builder: &mut FileBuilder<'_>) -> ConvertResult<()> {
     let kind = parameters.text(&["rope_type", "type"])?.unwrap_or("default").to_ascii_lowercase();
     let factor = parameters.find_number(&["factor"])?;
     match (kind.as_str(), factor) {
-        // Llama 3's factors are a tensor, and Phi's two tensors.
+        // Llama 3's factors are a tensor, and Phi's two tensors: check_rope_factors finds out whether the family has them.
         ("default" | "llama3" | "longrope" | "su" | "mrope", _) => {}
         ("linear", Some(factor)) => {
             builder.set("rope.scaling.type", "linear");
@@ -228,6 +228,54 @@ fn rope_keys(builder: &mut FileBuilder<'_>) -> ConvertResult<()> {
         _ => return Err(config.unsupported("rope_parameters.rope_type", &kind)),
     }
     Ok(())
+}
+
+/// An error if the configuration scales frequencies by factors for which the family has no tensor.
+pub(super) fn check_rope_factors(builder: &FileBuilder<'_>) -> ConvertResult<()> {
+    let Some(parameters) = rope_parameters(builder.config)? else { return Ok(()) };
+    let Some(kind) = parameters.text(&["rope_type", "type"])? else { return Ok(()) };
+    let needed: &[&str] = match kind.to_ascii_lowercase().as_str() {
+        "llama3" => &["rope_freqs.weight"],
+        "longrope" | "su" => &["rope_factors_long.weight", "rope_factors_short.weight"],
+        _ => &[],
+    };
+    let has = |name: &&str| builder.tensors.iter().any(|tensor| tensor.name == **name);
+    if needed.iter().all(has) {
+        Ok(())
+    } else {
+        Err(builder.config.unsupported("rope_parameters.rope_type", kind))
+    }
+}
+
+/// An error unless the layers without rotary embedding are every `period`th, as in the architecture's graph.
+pub(super) fn require_rope_period(builder: &FileBuilder<'_>, period: usize) -> ConvertResult<()> {
+    let config = builder.config;
+    let list = config.numbers("no_rope_layers")?.filter(|list| !list.is_empty());
+    match list {
+        // 1 for layers with it.
+        Some(list) => {
+            let rotates = |layer: usize| !(layer + 1).is_multiple_of(period);
+            require_layout(builder, "no_rope_layers", &list, rotates)
+        }
+        None => builder.require("no_rope_layer_interval", &[&period.to_string()]),
+    }
+}
+
+/// An error unless a list has a number for each layer, which is not 0 in those that `expected` names.
+pub(super) fn require_layout(
+    builder: &FileBuilder<'_>,
+    key: &str,
+    list: &[f64],
+    expected: impl Fn(usize) -> bool,
+) -> ConvertResult<()> {
+    let same = list.iter().enumerate().all(|(layer, kind)| (*kind != 0.0) == expected(layer));
+    if list.len() == builder.layers && same {
+        return Ok(());
+    }
+    let shown: Vec<String> = list.iter().take(8).map(f64::to_string).collect();
+    let more = if list.len() > 8 { ", …" } else { "" };
+    let text = format!("[{}{more}] for {} layers", shown.join(", "), builder.layers);
+    Err(builder.config.unsupported(key, text))
 }
 
 /// Llama 3's factors of the frequencies, as a tensor.

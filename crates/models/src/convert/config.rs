@@ -1,13 +1,18 @@
 //! `config.json`: values by their keys, with errors that name the key.
 
+use std::io::Read;
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use super::error::{ConvertError, ConvertResult, invalid, io_error, is_regular};
 
-/// The longest JSON file that is read.
-const MAX_JSON: u64 = 256 << 20;
+/// The longest file that is read where it has settings or a template. A JSON text takes up to 36 times its length in memory.
+pub(super) const MAX_SETTINGS: u64 = 4 << 20;
+/// The longest list of tokens or tensors: those of the largest published models are 35 MB long.
+pub(super) const MAX_LIST: u64 = 64 << 20;
+/// The longest SentencePiece model: published ones are up to 7 MB long.
+pub(super) const MAX_PIECES: u64 = 16 << 20;
 
 /// The configuration of a model.
 #[derive(Clone, Debug)]
@@ -17,15 +22,30 @@ pub struct Config {
     class: String,
 }
 
-/// Reads a JSON object.
-pub(super) fn read_object(path: &Path) -> ConvertResult<Map<String, Value>> {
+/// Reads a file of at most `most` bytes.
+pub(super) fn read_bytes(path: &Path, most: u64) -> ConvertResult<Vec<u8>> {
     is_regular(path)?;
-    let length = std::fs::metadata(path).map_err(io_error("read", path))?.len();
-    if length > MAX_JSON {
-        return Err(invalid(path.display().to_string(), "size", format!("{length} bytes are too many")));
+    let file = std::fs::File::open(path).map_err(io_error("read", path))?;
+    let mut bytes = Vec::new();
+    file.take(most + 1).read_to_end(&mut bytes).map_err(io_error("read", path))?;
+    if bytes.len() as u64 > most {
+        let reason = format!("it is longer than the {most} bytes that such a file may have");
+        return Err(invalid(path.display().to_string(), "size", reason));
     }
-    let bytes = std::fs::read(path).map_err(io_error("read", path))?;
-    parse_object(&bytes, &path.display().to_string())
+    Ok(bytes)
+}
+
+/// Reads a text of at most `most` bytes.
+pub(super) fn read_text(path: &Path, most: u64) -> ConvertResult<String> {
+    String::from_utf8(read_bytes(path, most)?).map_err(|error| {
+        let place = format!("byte {}", error.utf8_error().valid_up_to());
+        invalid(path.display().to_string(), place, "it is not UTF-8")
+    })
+}
+
+/// Reads a JSON object of at most `most` bytes.
+pub(super) fn read_object(path: &Path, most: u64) -> ConvertResult<Map<String, Value>> {
+    parse_object(&read_bytes(path, most)?, &path.display().to_string())
 }
 
 /// The object of a JSON text.
@@ -43,7 +63,7 @@ impl Config {
 
     /// Reads a file.
     pub fn open(path: &Path) -> ConvertResult<Config> {
-        Config::new(read_object(path)?)
+        Config::new(read_object(path, MAX_SETTINGS)?)
     }
 
     fn new(mut values: Map<String, Value>) -> ConvertResult<Config> {

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::builder::FileBuilder;
 use super::common::output_matrix;
-use super::config::{Config, read_object};
+use super::config::{Config, MAX_SETTINGS, read_object};
 use super::error::{ConvertError, ConvertResult, invalid};
 use super::families;
 use super::output::TensorOrigin;
@@ -146,7 +146,7 @@ pub(crate) fn read_peft(path: &Path, model: &File) -> ConvertResult<File> {
 impl PeftConfig {
     fn open(path: &Path) -> ConvertResult<PeftConfig> {
         let name = path.display().to_string();
-        let object = serde_json::Value::Object(read_object(path)?);
+        let object = serde_json::Value::Object(read_object(path, MAX_SETTINGS)?);
         let config: PeftConfig =
             serde_json::from_value(object).map_err(|error| invalid(&name, "object", error.to_string()))?;
         if config.peft_type != "LORA" {

@@ -9,7 +9,8 @@ use quadriga_llm::models::{self, TensorSpec};
 use serde_json::Value;
 
 use super::builder::FileBuilder;
-use super::config::{Config, read_object};
+use super::common::check_rope_factors;
+use super::config::{Config, MAX_LIST, MAX_SETTINGS, read_bytes, read_object};
 use super::encode::TargetType;
 use super::error::{ConvertError, ConvertResult, invalid, io_error, is_regular};
 use super::families::{self, Family};
@@ -107,6 +108,7 @@ impl ConversionPlan {
         (family.keys)(&mut builder)?;
         builder.set_count("vocab_size", if cut { tokens } else { rows });
         (family.globals)(&mut builder)?;
+        check_rope_factors(&builder)?;
         for layer in 0..layers {
             (family.layer)(&mut builder, layer)?;
         }
@@ -188,7 +190,7 @@ fn cut_vocabulary(keys: Vec<(String, OwnedValue)>, tokens: usize) -> Vec<(String
 fn shards(folder: &Path) -> ConvertResult<Vec<PathBuf>> {
     let index = folder.join("model.safetensors.index.json");
     let mut names: Vec<String> = if is_regular(&index)? {
-        let object = read_object(&index)?;
+        let object = read_object(&index, MAX_LIST)?;
         let Some(Value::Object(map)) = object.get("weight_map") else {
             return Err(invalid("model.safetensors.index.json", "weight_map", "it is missing, or no object"));
         };
@@ -275,7 +277,7 @@ fn pooling(folder: &Path) -> ConvertResult<Option<usize>> {
     if !is_regular(&path)? {
         return Ok(None);
     }
-    let bytes = std::fs::read(&path).map_err(io_error("read", &path))?;
+    let bytes = read_bytes(&path, MAX_SETTINGS)?;
     let modules: Vec<Value> =
         serde_json::from_slice(&bytes).map_err(|error| invalid("modules.json", "list", error.to_string()))?;
     let is_pooling = |module: &&Value| {
@@ -286,7 +288,7 @@ fn pooling(folder: &Path) -> ConvertResult<Option<usize>> {
     if name.is_empty() || name.contains(['/', '\\']) || name.starts_with('.') {
         return Err(invalid("modules.json", "path", format!("{name:?} is no folder of the model")));
     }
-    let object = read_object(&folder.join(name).join("config.json"))?;
+    let object = read_object(&folder.join(name).join("config.json"), MAX_SETTINGS)?;
     let flag = |key: &str| object.get(key).and_then(Value::as_bool).unwrap_or(false);
     let mode = object.get("pooling_mode").and_then(Value::as_str);
     match () {

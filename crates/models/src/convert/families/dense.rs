@@ -1,7 +1,9 @@
 //! Families without experts: Llama and its kin.
 
 use super::super::builder::FileBuilder;
-use super::super::common::{LayerRules, common_keys, llama3_factors, output_matrix, rope_parameters};
+use super::super::common::{
+    LayerRules, common_keys, llama3_factors, output_matrix, require_rope_period, rope_parameters,
+};
 use super::super::error::ConvertResult;
 use super::super::output::{OutputTensor, RowSource};
 use super::super::source::wrong_shape;
@@ -33,7 +35,11 @@ pub(super) static FAMILIES: &[Family] = &[
     Family {
         classes: &["SmolLM3ForCausalLM"],
         architecture: "smollm3",
-        keys: llama_keys,
+        keys: |builder| {
+            builder.require("use_sliding_window", &["false"])?;
+            require_rope_period(builder, 4)?;
+            llama_keys(builder)
+        },
         globals: llama_globals,
         layer: llama_layer,
         ..USUAL
@@ -256,6 +262,9 @@ fn cohere_keys(builder: &mut FileBuilder<'_>) -> ConvertResult<()> {
     builder.copy_count("context_length", &["model_max_length", "max_position_embeddings"])?;
     let scale = builder.config.find_number(&["logit_scale"])?.unwrap_or(0.0625);
     builder.set_number("logit_scale", scale);
+    if builder.keys.iter().any(|(key, _)| key.ends_with(".rope.scaling.type")) {
+        return Err(builder.config.unsupported("rope_scaling", "not null"));
+    }
     builder.set("rope.scaling.type", "none");
     Ok(())
 }

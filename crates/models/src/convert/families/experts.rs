@@ -1,7 +1,7 @@
 //! Families with experts, other than DeepSeek's.
 
 use super::super::builder::FileBuilder;
-use super::super::common::{LayerRules, common_keys};
+use super::super::common::{LayerRules, common_keys, require_layout, require_rope_period};
 use super::super::error::ConvertResult;
 use super::super::output::OutputTensor;
 use super::super::source::Source;
@@ -244,8 +244,16 @@ fn smallthinker_keys(builder: &mut FileBuilder<'_>) -> ConvertResult<()> {
     builder.set_count("feed_forward_length", width);
     let softmax = config.flag("moe_primary_router_apply_softmax")?.unwrap_or(false);
     builder.set_count("expert_gating_func", if softmax { 1 } else { 2 });
-    let has_windows =
-        config.numbers("sliding_window_layout")?.is_some_and(|layout| layout.iter().any(|kind| *kind != 0.0));
+    let windows = config.numbers("sliding_window_layout")?;
+    let has_windows = windows.as_ref().is_some_and(|layout| layout.iter().any(|kind| *kind != 0.0));
+    // In the graph, layers without a window have no rotary embedding either: every fourth from the first on, or none.
+    let is_local = |layer: usize| !layer.is_multiple_of(4);
+    if let Some(layout) = windows.filter(|_| has_windows) {
+        require_layout(builder, "sliding_window_layout", &layout, is_local)?;
+    }
+    if let Some(layout) = config.numbers("rope_layout")? {
+        require_layout(builder, "rope_layout", &layout, |layer| !has_windows || is_local(layer))?;
+    }
     if has_windows {
         builder.copy_count("attention.sliding_window", &["sliding_window_size", "sliding_window"])?;
     }
@@ -261,6 +269,7 @@ fn smallthinker_layer(builder: &mut FileBuilder<'_>, layer: usize) -> ConvertRes
 }
 
 fn llama4_keys(builder: &mut FileBuilder<'_>) -> ConvertResult<()> {
+    require_rope_period(builder, 4)?;
     llama_keys(builder)?;
     let config = builder.config;
     builder.copy_count("feed_forward_length", &["intermediate_size_mlp"])?;
@@ -268,10 +277,15 @@ fn llama4_keys(builder: &mut FileBuilder<'_>) -> ConvertResult<()> {
     let step = config.find_count(&["interleave_moe_layer_step"])?.unwrap_or(1);
     builder.set_count("interleave_moe_layer_step", step);
     builder.copy_count("attention.sliding_window", &["attention_chunk_size"])?;
-    if let Some(types) = config.texts("layer_types")?
-        && types.iter().all(|kind| *kind == "full_attention")
-    {
-        builder.set_count("attention.sliding_window", 0);
+    if let Some(types) = config.texts("layer_types")? {
+        let is_full = |kind: &&str| *kind == "full_attention";
+        let periodic =
+            types.iter().enumerate().all(|(layer, kind)| is_full(kind) == (layer + 1).is_multiple_of(4));
+        if types.iter().all(is_full) {
+            builder.set_count("attention.sliding_window", 0);
+        } else if !periodic {
+            return Err(config.unsupported("layer_types", "not every fourth full_attention"));
+        }
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::builder::FileBuilder;
+use super::super::builder::{FileBuilder, MAX_HEAD};
 use super::super::common::{LayerRules, common_keys, output_matrix, rope_parameters};
 use super::super::error::ConvertResult;
 use super::super::output::{ElementMap, OutputTensor, RowSource};
@@ -160,9 +160,14 @@ struct Linear {
 impl Linear {
     fn of(builder: &FileBuilder<'_>) -> ConvertResult<Linear> {
         let config = builder.config;
-        let keys = (config.count(&["linear_num_key_heads"])?, config.count(&["linear_key_head_dim"])?);
-        let values = (config.count(&["linear_num_value_heads"])?, config.count(&["linear_value_head_dim"])?);
-        if keys.0 == 0 || !values.0.is_multiple_of(keys.0) {
+        // Rows are divided by these, and their products are places of rows.
+        let number = |key: &str| match config.count(&[key])? {
+            number @ 1..=MAX_HEAD => Ok(number),
+            other => Err(config.unsupported(key, other)),
+        };
+        let keys = (number("linear_num_key_heads")?, number("linear_key_head_dim")?);
+        let values = (number("linear_num_value_heads")?, number("linear_value_head_dim")?);
+        if !values.0.is_multiple_of(keys.0) {
             return Err(config.unsupported("linear_num_value_heads", values.0));
         }
         Ok(Linear { keys, values })
@@ -312,7 +317,7 @@ fn lfm_keys(builder: &mut FileBuilder<'_>) -> ConvertResult<()> {
     if config.flag("block_auto_adjust_ff_dim")?.unwrap_or(false) {
         width = 2 * width / 3;
         if let Some(factor) = config.find_number(&["block_ffn_dim_multiplier"])? {
-            width = (factor * width as f64) as usize;
+            width = ((factor * width as f64) as usize).min(1 << 31);
         }
         width = width.next_multiple_of(config.find_count(&["block_multiple_of"])?.unwrap_or(256).max(1));
     }

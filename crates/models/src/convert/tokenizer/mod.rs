@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 pub use self::json::parse as parse_tokenizer_json;
 pub(super) use self::pre_tokenizer::known as known_pre_tokenizers;
-use super::config::{Config, read_object};
+use super::config::{Config, MAX_LIST, MAX_SETTINGS, read_object, read_text};
 use super::error::{ConvertError, ConvertResult, is_regular};
 
 /// The type of a token, as files number them.
@@ -57,8 +57,8 @@ pub struct ConvertedVocabulary {
     pub notes: Vec<String>,
 }
 
-/// The most tokens that a vocabulary may have.
-const MAX_TOKENS: usize = 1 << 24;
+/// The most tokens that a vocabulary may have, four times those of the largest: memory is taken up to the highest id.
+const MAX_TOKENS: usize = 1 << 21;
 
 impl ConvertedVocabulary {
     fn new(model: &'static str) -> ConvertedVocabulary {
@@ -75,7 +75,10 @@ impl ConvertedVocabulary {
     /// Puts a token at its id; an error if that is beyond any vocabulary.
     fn put(&mut self, id: u64, token: VocabularyToken) -> Result<(), String> {
         let place = usize::try_from(id).ok().filter(|id| *id < MAX_TOKENS);
-        let place = place.ok_or_else(|| format!("token {:?} has the id {id}", token.text))?;
+        let place = place.ok_or_else(|| {
+            let text: String = token.text.chars().take(60).collect();
+            format!("token {text:?} has the id {id}; ids up to {} are supported", MAX_TOKENS - 1)
+        })?;
         if self.tokens.len() <= place {
             self.tokens.resize(place + 1, None);
         }
@@ -97,32 +100,35 @@ impl ConvertedVocabulary {
 pub(super) struct TokenizerFiles {
     pub(super) json: Option<Map<String, Value>>,
     pub(super) config: Map<String, Value>,
+    /// Texts and ids of tokens that were added to the model's own, in folders of older tools.
+    pub(super) added: Map<String, Value>,
     pub(super) generation: Map<String, Value>,
     pub(super) template: Option<String>,
 }
 
 impl TokenizerFiles {
     fn read(folder: &Path) -> ConvertResult<TokenizerFiles> {
-        let object = |name: &str| -> ConvertResult<Option<Map<String, Value>>> {
+        let object = |name: &str, most: u64| -> ConvertResult<Option<Map<String, Value>>> {
             let path = folder.join(name);
-            if is_regular(&path)? { read_object(&path).map(Some) } else { Ok(None) }
+            if is_regular(&path)? { read_object(&path, most).map(Some) } else { Ok(None) }
         };
         let mut template = None;
         for name in ["chat_template.jinja", "chat_template.j2"] {
             let path = folder.join(name);
             if template.is_none() && is_regular(&path)? {
-                template = std::fs::read_to_string(path).ok();
+                template = Some(read_text(&path, MAX_SETTINGS)?);
             }
         }
         let template = match template {
             Some(template) => Some(template),
-            None => object("chat_template.json")?
+            None => object("chat_template.json", MAX_SETTINGS)?
                 .and_then(|object| object.get("chat_template").and_then(Value::as_str).map(str::to_owned)),
         };
         Ok(TokenizerFiles {
-            json: object("tokenizer.json")?,
-            config: object("tokenizer_config.json")?.unwrap_or_default(),
-            generation: object("generation_config.json")?.unwrap_or_default(),
+            json: object("tokenizer.json", MAX_LIST)?,
+            config: object("tokenizer_config.json", MAX_LIST)?.unwrap_or_default(),
+            added: object("added_tokens.json", MAX_LIST)?.unwrap_or_default(),
+            generation: object("generation_config.json", MAX_SETTINGS)?.unwrap_or_default(),
             template,
         })
     }
@@ -176,9 +182,12 @@ pub(super) fn keys(
             return Err(ConvertError::Tokenizer { missing });
         }
     };
+    special::add_listed_tokens(&mut vocabulary, &files)?;
     special::add_tokens_of_config(&mut vocabulary, &files.config)?;
     let (found, mut notes) = (vocabulary.tokens.len(), std::mem::take(&mut vocabulary.notes));
     notes.extend(leave_out_beyond(&mut vocabulary, &files, rows)?);
+    vocabulary.tokens.resize(rows, None);
+    notes.extend(rows_without_token(&vocabulary));
     let pre = match (pre, &vocabulary.pre) {
         (Some(name), _) => name.to_owned(),
         (None, Ok(name)) => pre_tokenizer::for_architecture(name, architecture).to_owned(),
@@ -195,7 +204,6 @@ pub(super) fn keys(
     let mut texts = Vec::with_capacity(rows);
     let mut kinds = Vec::with_capacity(rows);
     let mut scores = Vec::with_capacity(rows);
-    vocabulary.tokens.resize(rows, None);
     for (id, token) in vocabulary.tokens.into_iter().enumerate() {
         let token = token.unwrap_or_else(|| VocabularyToken {
             text: format!("[PAD{id}]"),
@@ -245,6 +253,14 @@ fn leave_out_beyond(
             token.text
         )
     }))
+}
+
+/// Says how many rows of the embedding have no token: most are padding, but a token of a file that is missing is one, too.
+fn rows_without_token(vocabulary: &ConvertedVocabulary) -> Option<String> {
+    let first = vocabulary.tokens.iter().position(Option::is_none)?;
+    let count = vocabulary.tokens.iter().filter(|token| token.is_none()).count();
+    let rows = vocabulary.tokens.len();
+    Some(format!("{count} of the {rows} rows of the embedding have no token, the first is row {first}"))
 }
 
 /// Adds tokens of another vocabulary that are not ordinary text, or are beyond the end.

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::super::error::{ConvertError, ConvertResult, invalid, io_error};
+use super::super::config::{MAX_PIECES, read_bytes};
+use super::super::error::{ConvertError, ConvertResult, invalid};
 use super::{ConvertedVocabulary, TokenKind, VocabularyToken};
 
 /// A field of a message: its number and its value.
@@ -56,7 +57,7 @@ fn varint(bytes: &mut &[u8]) -> Option<u64> {
 
 /// Reads a file.
 pub(super) fn open(path: &Path) -> ConvertResult<ConvertedVocabulary> {
-    let bytes = std::fs::read(path).map_err(io_error("read", path))?;
+    let bytes = read_bytes(path, MAX_PIECES)?;
     parse(&bytes, &path.display().to_string())
 }
 

@@ -28,6 +28,33 @@ pub(super) fn looks_special(text: &str) -> bool {
         || between("<unused", ">")
 }
 
+/// Adds the tokens of `added_tokens.json`. What `tokenizer.json` says about an id comes first; SentencePiece's own files know
+/// nothing of added tokens, which may take the place of a piece there.
+pub(super) fn add_listed_tokens(
+    vocabulary: &mut ConvertedVocabulary,
+    files: &TokenizerFiles,
+) -> ConvertResult<()> {
+    let listed = files.config.get("additional_special_tokens").and_then(Value::as_array);
+    let is_listed = |text: &str| {
+        let own = |token: &Value| token.as_str().or_else(|| token.get("content")?.as_str()) == Some(text);
+        listed.is_some_and(|list| list.iter().any(own))
+    };
+    for (text, id) in &files.added {
+        let wrong = |reason: &str| invalid("added_tokens.json", format!("{text:?}"), reason);
+        let id = id.as_u64().ok_or_else(|| wrong("the id is no whole number"))?;
+        let known = usize::try_from(id).ok().and_then(|id| vocabulary.tokens.get(id)?.as_ref());
+        if known.is_some_and(|known| files.json.is_some() || known.text == *text) {
+            continue;
+        }
+        let special = is_listed(text)
+            || SPECIAL
+                .iter()
+                .any(|(name, _)| content(&files.config, &format!("{name}_token")) == Some(text.as_str()));
+        vocabulary.add(id, text, special).map_err(|reason| wrong(&reason))?;
+    }
+    Ok(())
+}
+
 /// Adds the tokens of `added_tokens_decoder`, as far as `tokenizer.json` does not have them.
 pub(super) fn add_tokens_of_config(
     vocabulary: &mut ConvertedVocabulary,
