@@ -39,15 +39,26 @@ pub(crate) struct ModelCore {
     process: ProcessMark,
     number: u64,
     engines: RwLock<Option<Arc<Engines>>>,
-    notifier: Notifier,
 }
 
-/// The engines of a model. They share its weights.
+/// The engines of a model. They share its weights. They are dropped without the GIL, for which their threads may be waiting.
 struct Engines {
     served: Arc<ServedModel>,
     parts: LoadedParts,
     embedder: Mutex<Option<Embedder>>,
     evaluator: Mutex<Option<Engine>>,
+    /// Stopped last: requests that end with the engines wake their readers.
+    notifier: EnginesNotifier,
+}
+
+/// A notifier that stops when it is dropped.
+#[derive(Default)]
+struct EnginesNotifier(Notifier);
+
+impl Drop for EnginesNotifier {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
 }
 
 impl Engines {
@@ -208,9 +219,8 @@ impl ModelCore {
         engines: &Engines,
         generation: Generation,
         processors: Option<LogitsProcessors>,
-        notifier: Notifier,
     ) -> Outcome<StreamCore> {
-        let served = &engines.served;
+        let (served, notifier) = (&engines.served, engines.notifier.0.clone());
         let stops = generation.stops.clone();
         let request = served.prepare(generation)?.pop();
         let mut request = request.ok_or_else(|| Failure::invalid("the request asks for nothing"))?;
@@ -246,26 +256,23 @@ impl ModelCore {
             parts,
             embedder: Mutex::default(),
             evaluator: Mutex::default(),
+            notifier: EnginesNotifier::default(),
         };
         Ok(ModelCore {
             process: ProcessMark::new(),
             number: new_number(),
             engines: RwLock::new(Some(Arc::new(engines))),
-            notifier: Notifier::default(),
         })
     }
 
-    /// Ends all requests and frees the memory.
+    /// Ends all requests and frees the memory, after the calls of other threads that compute with the engines.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         if !self.process.is_here() {
             return Ok(());
         }
         check_model(self.number)?;
         let engines = self.engines.write().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| {
-            drop(engines);
-            self.notifier.stop();
-        });
+        py.detach(|| drop(engines));
         Ok(())
     }
 
@@ -285,12 +292,12 @@ impl ModelCore {
         processors: Option<Py<PyAny>>,
     ) -> PyResult<StreamCore> {
         let processors = processors.map(|list| LogitsProcessors::new(py, list, self.number)).transpose()?;
-        let (number, notifier) = (self.number, self.notifier.clone());
+        let number = self.number;
         let parse = |engines: &Engines| Self::parse(engines, path, body);
         let may_be_short = body.len() <= SHORT_BYTES;
         let generation = if may_be_short { self.with_gil(py, parse)? } else { self.with(py, parse)? };
         let short = may_be_short && is_short(&generation);
-        let start = |engines: &Engines| Self::start(number, engines, generation, processors, notifier);
+        let start = |engines: &Engines| Self::start(number, engines, generation, processors);
         Ok(if short { self.with_gil(py, start)? } else { self.with(py, start)? })
     }
 
@@ -446,7 +453,6 @@ impl Drop for ModelCore {
                     if let Some(engines) = engines {
                         release(self.number, engines);
                     }
-                    self.notifier.stop();
                 });
             });
         }

@@ -38,14 +38,18 @@ impl Notifier {
         }
     }
 
-    /// Ends the thread and waits for it. The caller must not hold the GIL, which the thread may be waiting for.
+    /// Ends the thread after the calls so far, and waits for it. The caller must not hold the GIL, which the thread may be waiting
+    /// for. A function that the thread calls may be the end of the model, if it frees the last object that uses it: that is not
+    /// waited for.
     pub(crate) fn stop(&self) {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let stopped = std::mem::replace(&mut *running, NotifierState::Stopped);
         drop(running);
         if let NotifierState::Running { calls, thread } = stopped {
             drop(calls);
-            let _ = thread.join();
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
         }
     }
 }

@@ -20,10 +20,12 @@ pub(crate) struct EventQueue {
 #[derive(Default)]
 struct QueueState {
     events: VecDeque<Event>,
-    /// Nobody wants more events.
+    /// No more events are added.
     closed: bool,
-    /// Called when the next event comes: an event loop waits for it.
-    waker: Option<Py<PyAny>>,
+    /// No more events are read: nobody may begin to wait for one.
+    ended: bool,
+    /// Called at the next event, or at the end: event loops wait for it.
+    wakers: Vec<Py<PyAny>>,
 }
 
 impl EventQueue {
@@ -51,25 +53,27 @@ impl EventQueue {
         state.events.pop_front()
     }
 
-    /// Whether there is an event. If not, `waker` is called when there is one.
+    /// Has `waker` called at the next event, or at the end. Returns false if there is an event already, or none will be read.
     pub(crate) fn wake(&self, waker: Py<PyAny>) -> bool {
         let mut state = self.lock();
-        if state.events.is_empty() {
-            state.waker = Some(waker);
+        if state.ended || !state.events.is_empty() {
             return false;
         }
+        state.wakers.push(waker);
         true
     }
 
-    /// Wants no more events. Threads that wait for one return.
-    pub(crate) fn close(&self) {
+    /// Wants no more events. Threads that wait for one return. The caller calls the wakers, with the GIL: nobody else will.
+    #[must_use]
+    pub(crate) fn close(&self) -> Vec<Py<PyAny>> {
         let mut state = self.lock();
         state.closed = true;
+        state.ended = true;
         state.events.clear();
-        let waker = state.waker.take();
+        let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         self.added.notify_all();
-        drop(waker);
+        wakers
     }
 
     /// The request was refused: this is its last event.
@@ -85,10 +89,11 @@ impl EventQueue {
             return false;
         }
         state.events.push_back(event);
-        let waker = state.waker.take();
+        // All of them: whoever finds no event waits again, and one whose event loop is closed takes it from nobody.
+        let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         self.added.notify_one();
-        if let Some(waker) = waker {
+        for waker in wakers {
             notifier.call(waker);
         }
         true

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pyo3::exceptions::PyStopIteration;
+use pyo3::exceptions::{PyException, PyStopIteration};
 use pyo3::prelude::*;
 use quadriga_llm::Finish;
 use quadriga_llm::serving::{Event, Finished, TokenLogprobs};
@@ -79,14 +79,23 @@ impl StreamCore {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// No event follows, and no thread waits for one.
-    fn end(&self) {
+    /// No event follows, and neither a thread nor an event loop waits for one.
+    fn end(&self, py: Python<'_>) -> PyResult<()> {
         self.state().ended = true;
-        self.queue.close();
+        let mut outcome = Ok(());
+        for waker in self.queue.close() {
+            // An event loop that is closed needs no call; but a handler of a signal may raise meanwhile.
+            if let Err(raised) = waker.call0(py)
+                && !raised.is_instance_of::<PyException>(py)
+            {
+                outcome = Err(raised);
+            }
+        }
+        outcome
     }
 
     /// The piece of an event, if it has one.
-    fn take(&self, event: Event) -> Outcome<Option<Piece>> {
+    fn take(&self, py: Python<'_>, event: Event) -> Outcome<Option<Piece>> {
         match event {
             Event::Token { piece, logprobs } => {
                 let calls = piece.tool_calls.into_iter();
@@ -107,11 +116,11 @@ impl StreamCore {
             }
             Event::Finished(finished) => {
                 self.state().finished = Some(finished);
-                self.end();
+                self.end(py)?;
                 Ok(None)
             }
             Event::Failed(error) => {
-                self.end();
+                self.end(py)?;
                 Err(Failure::of_llm(&error))
             }
             Event::Progress { .. } | Event::Embedding { .. } => Ok(None),
@@ -143,7 +152,7 @@ impl StreamCore {
             };
             match event {
                 Some(event) => {
-                    if let Some(piece) = self.take(event)? {
+                    if let Some(piece) = self.take(py, event)? {
                         return Ok(piece);
                     }
                 }
@@ -153,21 +162,21 @@ impl StreamCore {
     }
 
     /// The next piece if it is there already; `None` if it is not, or if the answer has ended.
-    fn poll(&self) -> PyResult<Option<Piece>> {
-        while !self.state().ended
-            && let Some(event) = self.queue.try_next()
-        {
-            if let Some(piece) = self.take(event)? {
+    fn poll(&self, py: Python<'_>) -> PyResult<Option<Piece>> {
+        while !self.state().ended {
+            let Some(event) = self.queue.try_next() else { break };
+            if let Some(piece) = self.take(py, event)? {
                 return Ok(Some(piece));
             }
         }
         Ok(None)
     }
 
-    /// Has a function called when the next event comes. Returns false if there is one already, or none will come.
+    /// Has a function called when the next event comes, or the stream is closed. Returns false if there is an event already, or
+    /// none will come.
     fn wake(&self, waker: Py<PyAny>) -> PyResult<bool> {
         self.process.check("stream")?;
-        Ok(!self.state().ended && !self.queue.wake(waker))
+        Ok(self.queue.wake(waker))
     }
 
     /// Whether the answer is complete, failed or closed.
@@ -177,8 +186,8 @@ impl StreamCore {
     }
 
     /// Ends the generation.
-    fn close(&self) {
-        self.end();
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.end(py)
     }
 
     /// The tokens of the prompt.
@@ -215,7 +224,8 @@ impl StreamCore {
 }
 
 impl Drop for StreamCore {
+    /// Ends the generation. No event loop waits: one that did would have kept the stream.
     fn drop(&mut self) {
-        self.queue.close();
+        drop(self.queue.close());
     }
 }
