@@ -164,6 +164,7 @@ impl StreamCore {
     /// The next piece if it is there already; `None` if it is not, or if the answer has ended.
     fn poll(&self, py: Python<'_>) -> PyResult<Option<Piece>> {
         while !self.state().ended {
+            self.process.check("stream")?;
             let Some(event) = self.queue.try_next() else { break };
             if let Some(piece) = self.take(py, event)? {
                 return Ok(Some(piece));
@@ -185,9 +186,10 @@ impl StreamCore {
         self.state().ended
     }
 
-    /// Ends the generation.
+    /// Ends the generation. In a fork there is none to end, and the queue may be locked for ever: by a thread of the engine, which
+    /// does not exist there.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.end(py)
+        if self.process.is_here() { self.end(py) } else { Ok(()) }
     }
 
     /// The tokens of the prompt.
@@ -224,8 +226,10 @@ impl StreamCore {
 }
 
 impl Drop for StreamCore {
-    /// Ends the generation. No event loop waits: one that did would have kept the stream.
+    /// Ends the generation, but not in a fork, as for `close`. No event loop waits: one that did would have kept the stream.
     fn drop(&mut self) {
-        drop(self.queue.close());
+        if self.process.is_here() {
+            drop(self.queue.close());
+        }
     }
 }

@@ -105,6 +105,49 @@ print("parent goes on")
     assert (ended.stdout, ended.returncode) == ("parent goes on\n", 0), ended.stderr
 
 
+def test_a_fork_leaves_the_events_of_a_stream_alone(tiny_path: Path) -> None:
+    # At the fork, a thread of the engine may have locked them: a child that touches them would wait for ever.
+    script = """
+import asyncio, os, sys, threading, weakref, quadriga
+model = quadriga.Model(sys.argv[1], n_parallel=4)
+full = model.generate([1, 2, 3], stream=True, max_tokens=2, ignore_eos=True)
+# When this longer answer is there, so are the events of the other one.
+model.generate([4, 5], max_tokens=20, ignore_eos=True)
+entered, leave = threading.Event(), threading.Event()
+def wait(tokens, logits):
+    entered.set()
+    leave.wait()
+waiting = model.generate([1, 2, 3], stream=True, ignore_eos=True, logits_processors=[wait])
+entered.wait()
+class Waker:
+    def __call__(self):
+        pass
+waker = Waker()
+assert waiting._core.wake(waker)
+kept = weakref.ref(waker)
+del waker
+child = os.fork()
+if child == 0:
+    code = 0
+    for number, use in enumerate((lambda: asyncio.run(full.__anext__()), full.close, lambda: next(full))):
+        try:
+            use()
+            code |= 0 if use == full.close else 1 << number
+        except quadriga.Closed as error:
+            code |= 0 if "fork" in str(error) else 8
+        except StopIteration:
+            code |= 16
+    del waiting
+    code |= 32 if kept() is None else 0
+    os._exit(code)
+_, status = os.waitpid(child, 0)
+leave.set()
+print(os.waitstatus_to_exitcode(status), len(list(full)))
+"""
+    ended = run(script, str(tiny_path))
+    assert (ended.stdout, ended.returncode) == ("0 2\n", 0), ended.stderr
+
+
 def test_the_interpreter_ends_while_requests_run(tiny_path: Path) -> None:
     script = """
 import asyncio, sys, threading, quadriga
