@@ -80,9 +80,9 @@ impl Engines {
         }
     }
 
-    /// The logits after each of the tokens, or after the last one, one row after another. Between steps it looks whether they
-    /// are still wanted.
-    fn evaluate(&self, tokens: &[u32], all: bool, unwanted: &AtomicBool) -> Outcome<Vec<f32>> {
+    /// The logits after each of the tokens from `start` on, one row after another. Those before it are only computed if the KV
+    /// cache does not have them. Between steps it looks whether they are still wanted.
+    fn evaluate(&self, tokens: &[u32], start: usize, unwanted: &AtomicBool) -> Outcome<Vec<f32>> {
         let mut evaluator = self.evaluator.lock().unwrap_or_else(PoisonError::into_inner);
         if evaluator.is_none() {
             let engine = EngineOptions {
@@ -97,17 +97,15 @@ impl Engines {
             *evaluator = Some(Engine::new(model, &self.parts.placed.scheduler, engine, &mut |_| {})?);
         }
         let Some(engine) = evaluator.as_mut() else { return Err(Failure::closed("model")) };
-        // The last token is computed in any case: its logits are needed.
         let known = engine.tokens(0).iter().zip(tokens).take_while(|(old, new)| old == new).count();
-        let known = if all { 0 } else { known.min(tokens.len().saturating_sub(1)) };
-        let known = engine.truncate(0, known);
+        // Tokens whose logits are needed are computed in any case.
+        let known = engine.truncate(0, known.min(start));
         let rest = tokens.get(known..).unwrap_or_default();
-        let last = rest.len().saturating_sub(1);
         let mut batch = Vec::with_capacity(rest.len());
-        batch.extend(rest.iter().enumerate().map(|(number, token)| BatchToken {
+        batch.extend(rest.iter().zip(known..).map(|(token, position)| BatchToken {
             sequence: 0,
             token: *token,
-            output: all || number == last,
+            output: position >= start,
         }));
         if batch.is_empty() {
             return Err(quadriga_llm::Error::EmptyPrompt.into());
@@ -385,11 +383,11 @@ impl ModelCore {
         })?)
     }
 
-    /// The logits after each of the tokens, or after the last one: one row for each.
-    fn logits(&self, py: Python<'_>, tokens: Vec<u32>, all: bool) -> PyResult<Floats> {
+    /// The logits after each of the tokens from `start` on: one row for each.
+    fn logits(&self, py: Python<'_>, tokens: Vec<u32>, start: usize) -> PyResult<Floats> {
         Ok(self.with_signals(py, move |engines, unwanted| {
-            let logits = engines.evaluate(&tokens, all, unwanted)?;
-            let rows = if all { tokens.len() } else { 1 };
+            let logits = engines.evaluate(&tokens, start, unwanted)?;
+            let rows = tokens.len().saturating_sub(start);
             let width = logits.len() / rows.max(1);
             Ok(Floats::new(logits, &[rows, width]))
         })?)

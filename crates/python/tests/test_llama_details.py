@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import quadriga
 from hub_server import hub
 from quadriga.llama_cpp import Llama, StoppingCriteriaList
 from quadriga.llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -19,8 +20,6 @@ from quadriga.llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[Llama]:
-    import quadriga
-
     with quadriga.Model(n_ctx=64) as model:
         path = model.path
     llama = Llama(model_path=path, n_ctx=512, verbose=False)
@@ -108,6 +107,33 @@ def test_functions_are_answered_with_function_call(llm: Llama) -> None:
     calls = [delta["function_call"] for delta in deltas if "function_call" in delta]
     assert calls[0]["name"] == "UserDetail"
     assert "".join(call["arguments"] for call in calls) == message["function_call"]["arguments"]
+
+
+def test_an_eval_that_fails_changes_nothing(tiny_path: Path) -> None:
+    llama = Llama(str(tiny_path), n_ctx=128)
+    llama.eval([1, 2, 3])
+    with pytest.raises(quadriga.ContextFull):
+        llama.eval([4] * (llama.n_ctx() + 1))
+    with pytest.raises(quadriga.Error):
+        llama.eval([llama.n_vocab()])
+    assert llama.input_ids.tolist() == [1, 2, 3] and llama.scores.shape == (3, llama.n_vocab())
+    llama.eval([4, 5])
+    llama.eval([])
+    assert llama.input_ids.tolist() == [1, 2, 3, 4, 5]
+    np.testing.assert_allclose(llama.scores, llama.model.logits([1, 2, 3, 4, 5]), atol=0.05)
+    llama.close()
+
+
+def test_generate_without_reset_goes_on_from_the_tokens_so_far(tiny_path: Path) -> None:
+    llama = Llama(str(tiny_path), n_ctx=128)
+    llama.eval([1, 2, 3])
+    first = next(llama.generate([4, 5], temp=0, reset=False))
+    assert llama.input_ids.tolist() == [1, 2, 3, 4, 5, first]
+    second = next(llama.generate([], temp=0, reset=False))
+    assert llama.input_ids.tolist() == [1, 2, 3, 4, 5, first, second]
+    third = next(llama.generate([4, 5], temp=0))
+    assert llama.input_ids.tolist() == [4, 5, third]
+    llama.close()
 
 
 def test_prompt_lookup_is_a_draft_model(tiny_path: Path) -> None:

@@ -101,6 +101,10 @@ def test_logits_have_a_row_for_each_token(model: quadriga.Model) -> None:
     rows = model.logits(tokens)
     assert rows.shape == (len(tokens), model.n_vocab) and rows.dtype == np.float32
     np.testing.assert_allclose(rows[-1], model.logits(tokens, last=True), atol=0.05)
+    np.testing.assert_allclose(rows[2:], model.logits(tokens, start=2), atol=0.05)
+    for start in (-1, len(tokens)):
+        with pytest.raises(quadriga.InvalidRequest, match="start"):
+            model.logits(tokens, start=start)
     # The array is the memory that the engine filled: it can be written, and outlives the call.
     rows[0] = 0
     assert not rows[0].any()

@@ -31,6 +31,7 @@ from ._requests import (
     request_options,
     response_format_and_parser,
 )
+from .errors import InvalidRequest
 
 __all__ = ["Model"]
 
@@ -383,13 +384,21 @@ class Model(ModelFacts):
         """How well documents answer a query, for models with a classification head (rerankers): the larger the better."""
         return np.array(self._core.rank(query, list(documents)), dtype=np.float32)
 
-    def logits(self, prompt: str | Sequence[int], *, last: bool = False) -> npt.NDArray[np.float32]:
+    def logits(self, prompt: str | Sequence[int], *, last: bool = False, start: int = 0) -> npt.NDArray[np.float32]:
         """The logits after each token of a prompt, one row for each, or the single row after the last one.
 
         They are computed apart from other requests, with a KV cache of their own.
+
+        Args:
+            last: The single row after the last token.
+            start: Only the rows from this token on. Tokens before it that the previous call had, too, are not computed again.
         """
         tokens = self.tokenize(prompt, add_bos=True, special=True) if isinstance(prompt, str) else prompt
-        rows: npt.NDArray[np.float32] = np.asarray(self._core.logits(checked_tokens(tokens), not last))
+        tokens = checked_tokens(tokens)
+        end = max(len(tokens) - 1, 0)
+        if not 0 <= start <= end:
+            raise InvalidRequest(f"start is {start}, but the prompt has {len(tokens)} tokens: it must be from 0 to {end}")
+        rows: npt.NDArray[np.float32] = np.asarray(self._core.logits(tokens, end if last else start))
         return rows[0] if last else rows
 
     # The KV cache.

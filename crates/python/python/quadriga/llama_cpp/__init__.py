@@ -146,10 +146,11 @@ class Llama(LlamaCompletions):
         stopping_criteria: StoppingCriteria | None = None,
         grammar: LlamaGrammar | None = None,
     ) -> Iterator[int]:
-        """The tokens that follow tokens, one after another, until the caller ends the loop."""
+        """The tokens that follow tokens, one after another, until the caller ends the loop. Without `reset`, these come after
+        the tokens so far, which `input_ids` has."""
         rows = None if stopping_criteria is None else LogitsRows()
         answer = self.model.generate(
-            tokens,
+            tokens if reset else [*self._tokens, *tokens],
             stream=True,
             temperature=max(temp, 0.0),
             top_p=top_p,
@@ -236,10 +237,11 @@ class Llama(LlamaCompletions):
         return np.array(self._tokens, dtype=np.intc)
 
     def eval(self, tokens: Tokens) -> None:
-        """Adds tokens to those so far; `scores` has the logits after each."""
-        start = len(self._tokens)
-        self._tokens.extend(int(token) for token in tokens)
-        self._rows.extend(self.model.logits(self._tokens)[start:])
+        """Adds tokens to those so far; `scores` has the logits after each. An error leaves both as they were."""
+        added = [*self._tokens, *(int(token) for token in tokens)]
+        if len(added) > len(self._tokens):
+            self._rows.extend(self.model.logits(added, start=len(self._tokens)))
+            self._tokens = added
 
     @property
     def scores(self) -> npt.NDArray[np.single]:
