@@ -361,7 +361,12 @@ fn a_vocabulary_that_does_not_fit_the_model_is_an_error() {
     let error = refused("llama", |parts| _ = parts.set("tokenizer.ggml.pre", "no such rule"), "no such rule");
     assert!(matches!(error, Error::UnknownPreTokenizer { .. }), "{error}");
     refused("llama", |parts| _ = parts.set("tokenizer.ggml.model", "no such kind"), "no such kind");
-    refused("llama", |parts| _ = parts.set("tokenizer.chat_template", "{% if %}"), "template");
+    // A template that cannot be parsed is an error of what renders it.
+    let mut parts = Recipe { text: true, ..Recipe::new("llama") }.parts();
+    _ = parts.set("tokenizer.chat_template", "{% if %}");
+    let model = parts.model().unwrap();
+    let error = model.template().unwrap().check().unwrap_err();
+    assert!(matches!(error, Error::Template { .. }), "{error}");
     // More tokens than the embedding has rows: some text could not be computed.
     let change = |parts: &mut Parts| {
         let mut tokens: Vec<String> = (0..100).map(|i| format!("x{i}")).collect();
