@@ -19,6 +19,7 @@ use tokio::task::JoinSet;
 use crate::app::App;
 use crate::memory_keeper::MemoryKeeper;
 use crate::operation::awaited_body::AwaitedBody;
+use crate::operation::client_watch::watched;
 use crate::operation::exchange::Exchange;
 use crate::operation::listener::{ListenAddress, Listener};
 use crate::operation::timed_io::TimedIo;
@@ -231,14 +232,25 @@ async fn connection(
     stopped: StopSignal,
 ) -> Result<(), String> {
     let exchange = Arc::new(Exchange::default());
-    let Some(tls) = app.tls() else {
-        let socket = socket.with_exchange(Arc::clone(&exchange));
-        return serve(socket, exchange, router, &app, stopped).await;
+    let tls = app.tls();
+    let socket = match tls {
+        None => socket.with_exchange(Arc::clone(&exchange)),
+        Some(_) => socket,
     };
-    let accepting = tokio_rustls::TlsAcceptor::from(tls.config()).accept(socket);
-    let time = app.limits().header_time;
-    let accepted = tokio::time::timeout(time, accepting).await.map_err(|_| "no TLS handshake in time")?;
-    serve(accepted.map_err(|error| error.to_string())?, exchange, router, &app, stopped).await
+    let (socket, watch) = watched(socket, Arc::clone(&exchange));
+    let serving = async {
+        let Some(tls) = tls else { return serve(socket, exchange, router, &app, stopped).await };
+        let accepting = tokio_rustls::TlsAcceptor::from(tls.config()).accept(socket);
+        let time = app.limits().header_time;
+        let accepted = tokio::time::timeout(time, accepting).await.map_err(|_| "no TLS handshake in time")?;
+        serve(accepted.map_err(|error| error.to_string())?, exchange, router, &app, stopped).await
+    };
+    tokio::select! {
+        biased;
+        ended = serving => ended,
+        // Behind bytes that follow a request, its end is not read before the answer is complete.
+        error = watch.gone() => Err(error.to_string()),
+    }
 }
 
 async fn serve(

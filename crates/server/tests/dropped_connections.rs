@@ -5,51 +5,14 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::task::{Context, Waker};
 
-use quadriga_llm::sampling::SamplingOptions;
-use quadriga_llm::serving::{Event, Request};
 use quadriga_server::body::JsonBody;
 use quadriga_server::operation::caller::Caller;
 use quadriga_server::{ServedModel, requests};
 
+use crate::common::gate::Gate;
 use crate::common::{Setup, Stream, TestServer, Value, json};
-
-/// Holds an engine after each of its steps, with a request of its own. When it is dropped, the engine goes on.
-struct Gate {
-    go_on: Sender<()>,
-    held: Receiver<()>,
-}
-
-impl Gate {
-    /// Holds the engine after the next step.
-    fn new(served: &ServedModel) -> Gate {
-        let (go_on, gate) = channel();
-        let (entered, held) = channel();
-        let listener = Box::new(move |event| {
-            if matches!(event, Event::Token { .. }) {
-                let _ = entered.send(());
-                return gate.recv().is_ok();
-            }
-            true
-        });
-        let request = Request {
-            sampling: SamplingOptions { ignore_eos: true, ..SamplingOptions::default() },
-            ..Request::new(vec![1, 2, 3])
-        };
-        served.service().unwrap().submit_to(vec![(request, listener)], |ids| ids.is_ok()).unwrap();
-        let gate = Gate { go_on, held };
-        gate.held.recv().unwrap();
-        gate
-    }
-
-    /// Lets the engine hear what it was told meanwhile, and compute one step.
-    fn step(&self) {
-        self.go_on.send(()).unwrap();
-        self.held.recv().unwrap();
-    }
-}
 
 /// A prompt of more tokens than a step computes.
 fn long(fields: &[(&str, Value)]) -> Value {
@@ -65,11 +28,16 @@ fn long(fields: &[(&str, Value)]) -> Value {
 }
 
 fn send(server: &TestServer, path: &str, more: &str, body: &Value) -> TcpStream {
+    send_with(server, path, more, body, "")
+}
+
+/// Sends a request, and further bytes behind it.
+fn send_with(server: &TestServer, path: &str, more: &str, body: &Value, behind: &str) -> TcpStream {
     let body = body.to_string();
     let head =
         format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{more}content-length: {}\r\n\r\n", body.len());
     let mut stream = server.client().connect();
-    stream.write_all((head + &body).as_bytes()).unwrap();
+    stream.write_all((head + &body + behind).as_bytes()).unwrap();
     stream
 }
 
@@ -133,6 +101,61 @@ fn a_dropped_connection_ends_its_answer_within_one_step() {
         gate.step();
         assert_eq!(served.state().running, 1, "{path}");
         drop((gate, served));
+        server.assert_idle();
+    }
+}
+
+/// What may follow a request: an end of a line that older clients send, and another request.
+const BEHIND: [&str; 2] = ["\r\n", "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"];
+
+#[test]
+fn bytes_behind_a_request_hide_nobody_who_left() {
+    let paths = [("/v1/chat/completions", false), ("/v1/embeddings", false), ("/completion", true)];
+    for (path, streams) in paths {
+        for behind in BEHIND {
+            let server = TestServer::start();
+            let served = server.app.models().loaded().pop().unwrap();
+            let gate = Gate::new(&served);
+            let body = long(&[("input", json!("a b c ".repeat(60))), ("stream", json!(streams))]);
+            let client = send_with(&server, path, "", &body, behind);
+            begin(&served, &gate);
+            if streams {
+                let stream = Stream::of(client);
+                assert_eq!(stream.status, 200);
+                drop(stream);
+            } else {
+                drop(client);
+            }
+            assert_given_up(&server, &served, &format!("{path} and {behind:?}"));
+            gate.step();
+            assert_eq!(served.state().running, 1, "{path} and {behind:?}");
+            drop((gate, served));
+            server.assert_idle();
+        }
+    }
+}
+
+/// One that has only ended its side gets all answers, whatever it sent.
+#[test]
+fn bytes_behind_a_request_hide_nobody_who_stays() {
+    for behind in BEHIND {
+        let server = TestServer::start();
+        let served = server.app.models().loaded().pop().unwrap();
+        let gate = Gate::new(&served);
+        let body = long(&[("max_tokens", json!(5)), ("ignore_eos", json!(true))]);
+        let mut client = send_with(&server, "/v1/chat/completions", "", &body, behind);
+        begin(&served, &gate);
+        client.shutdown(Shutdown::Write).unwrap();
+        // The server has seen that, and asks whether the client is still there.
+        let mut interim = [0; 25];
+        client.read_exact(&mut interim).unwrap();
+        assert_eq!(&interim, b"HTTP/1.1 100 Continue\r\n\r\n");
+        drop((gate, served));
+        let mut rest = String::new();
+        client.read_to_string(&mut rest).unwrap();
+        let answers = rest.matches("HTTP/1.1 200 OK").count();
+        assert_eq!(answers, if behind.starts_with("GET") { 2 } else { 1 }, "{rest}");
+        assert!(rest.contains("\"finish_reason\":\"length\"") && !rest.contains("100 Continue"), "{rest}");
         server.assert_idle();
     }
 }

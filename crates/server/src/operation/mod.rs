@@ -4,6 +4,7 @@ pub mod auth;
 pub(crate) mod awaited_body;
 pub(crate) mod body_room;
 pub mod caller;
+pub(crate) mod client_watch;
 pub(crate) mod exchange;
 pub(crate) mod exposition;
 pub mod hosts;

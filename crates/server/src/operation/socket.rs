@@ -4,70 +4,67 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 
-#[cfg(unix)]
-use tokio::io::Interest;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, Ready};
 
-/// Waits until the system knows that a connection is lost.
-pub(crate) type Loss = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// Waits until the system knows something of a connection.
+pub(crate) type Notice = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A socket of any kind.
 pub(crate) trait Socket: AsyncRead + AsyncWrite + Send + Unpin {
     /// The error by which the system knows that nobody is there any more.
     fn error(&self) -> Option<io::Error>;
 
+    /// Waits until the connection is in a state; `None` if the system does not tell.
+    fn wait(&self, interest: Interest, is_reached: fn(Ready) -> bool) -> Option<Notice>;
+
     /// Waits until the connection is lost; `None` if the system does not tell.
-    fn loss(&self) -> Option<Loss>;
-}
-
-impl Socket for tokio::net::TcpStream {
-    fn error(&self) -> Option<io::Error> {
-        self.take_error().unwrap_or_else(Some)
+    fn loss(&self) -> Option<Notice> {
+        self.wait(Interest::WRITABLE, Ready::is_write_closed)
     }
 
-    #[cfg(unix)]
-    fn loss(&self) -> Option<Loss> {
-        let own = std::os::fd::AsFd::as_fd(self).try_clone_to_owned().ok()?;
-        let own = tokio::net::TcpStream::from_std(own.into()).ok()?;
-        Some(Box::pin(async move {
-            // An error: the runtime ends.
-            while let Ok(state) = own.ready(Interest::WRITABLE).await {
-                if state.is_write_closed() {
-                    return;
-                }
-                let _ = own.try_io(Interest::WRITABLE, blocked);
+    /// Waits until the other end sends no more, though nobody reads what it has sent; `None` if the system does not tell.
+    fn end(&self) -> Option<Notice> {
+        self.wait(Interest::READABLE, Ready::is_read_closed)
+    }
+}
+
+/// What sockets of every kind do alike.
+macro_rules! socket {
+    ($kind:ty) => {
+        impl Socket for $kind {
+            fn error(&self) -> Option<io::Error> {
+                self.take_error().unwrap_or_else(Some)
             }
-        }))
-    }
 
-    #[cfg(not(unix))]
-    fn loss(&self) -> Option<Loss> {
-        None
-    }
+            #[cfg(unix)]
+            fn wait(&self, interest: Interest, is_reached: fn(Ready) -> bool) -> Option<Notice> {
+                // The descriptor is one of its own: what it forgets must not disturb whoever reads and writes.
+                let own = std::os::fd::AsFd::as_fd(self).try_clone_to_owned().ok()?;
+                let own = <$kind>::from_std(own.into()).ok()?;
+                Some(Box::pin(async move {
+                    // An error: the runtime ends.
+                    while let Ok(state) = own.ready(interest).await {
+                        if is_reached(state) {
+                            return;
+                        }
+                        let _ = own.try_io(interest, blocked);
+                    }
+                }))
+            }
+
+            #[cfg(not(unix))]
+            fn wait(&self, _: Interest, _: fn(Ready) -> bool) -> Option<Notice> {
+                None
+            }
+        }
+    };
 }
 
+socket!(tokio::net::TcpStream);
 #[cfg(unix)]
-impl Socket for tokio::net::UnixStream {
-    fn error(&self) -> Option<io::Error> {
-        self.take_error().unwrap_or_else(Some)
-    }
+socket!(tokio::net::UnixStream);
 
-    fn loss(&self) -> Option<Loss> {
-        let own = std::os::fd::AsFd::as_fd(self).try_clone_to_owned().ok()?;
-        let own = tokio::net::UnixStream::from_std(own.into()).ok()?;
-        Some(Box::pin(async move {
-            while let Ok(state) = own.ready(Interest::WRITABLE).await {
-                if state.is_write_closed() {
-                    return;
-                }
-                let _ = own.try_io(Interest::WRITABLE, blocked);
-            }
-        }))
-    }
-}
-
-/// Makes a socket forget that it can be written, so that it is waited for the next change of its state. That must not disturb whoever
-/// writes: the descriptor that forgets is one of its own.
+/// Makes a socket forget that it can be read or written, so that it is waited for the next change of its state.
 #[cfg(unix)]
 fn blocked() -> io::Result<()> {
     Err(io::ErrorKind::WouldBlock.into())
@@ -117,6 +114,25 @@ mod tests {
             server.write_all(b"probe").await.unwrap();
             loss.await.unwrap();
             assert!(server.error().is_some());
+        });
+    }
+
+    #[test]
+    fn an_end_is_noticed_behind_bytes_that_nobody_has_read() {
+        block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let (mut server, _) = listener.accept().await.unwrap();
+            let end = tokio::spawn(server.end().unwrap());
+            client.write_all(b"request").await.unwrap();
+            server.readable().await.unwrap();
+            assert!(!end.is_finished());
+            client.shutdown().await.unwrap();
+            end.await.unwrap();
+            // What was sent before is still there, and the client, too.
+            server.read_exact(&mut [0; 7]).await.unwrap();
+            server.write_all(b"answer").await.unwrap();
+            client.read_exact(&mut [0; 6]).await.unwrap();
         });
     }
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
 
 pub mod client;
+pub mod gate;
 pub mod model;
 
 use std::net::SocketAddr;
