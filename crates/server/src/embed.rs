@@ -20,6 +20,28 @@ const PART: usize = 4;
 enum Note {
     Submitted(Result<Vec<RequestId>, quadriga_llm::Error>),
     Happened(Event),
+    /// The engine has forgotten it: it has ended or was refused, or else the engine's thread is gone.
+    Forgotten,
+}
+
+/// Where the events of a text go. The channel is never closed while texts wait: what is dropped says so itself.
+struct TextSink {
+    number: usize,
+    notes: UnboundedSender<(usize, Note)>,
+}
+
+impl TextSink {
+    /// Whether somebody still wants the event.
+    fn send(&self, event: Event) -> bool {
+        self.notes.send((self.number, Note::Happened(event))).is_ok()
+    }
+}
+
+impl Drop for TextSink {
+    fn drop(&mut self) {
+        // Nobody waits any more if this fails.
+        let _ = self.notes.send((self.number, Note::Forgotten));
+    }
 }
 
 /// Texts that are being embedded. Dropping it cancels what has not ended.
@@ -93,6 +115,8 @@ async fn embed_beside(
             }
             Note::Submitted(Err(error)) => return Err(error.into()),
             Note::Happened(event) => is_full &= !own.take(number, event)?,
+            Note::Forgotten if own.running.contains_key(&number) => return Err(served.note_stopped()),
+            Note::Forgotten => {}
         }
     }
 }
@@ -100,12 +124,12 @@ async fn embed_beside(
 impl Texts<'_> {
     fn submit(&mut self, number: usize, text: Vec<u32>) -> Result<(), ApiError> {
         let flight = self.served.note_in_flight(text.len());
-        let (events, reply) = (self.sender.clone(), self.sender.clone());
+        let (events, reply) = (TextSink { number, notes: self.sender.clone() }, self.sender.clone());
         let request = Request { embedding: Some(self.pooling), client: self.client, ..Request::new(text) };
-        let sink: EventSink = Box::new(move |event| events.send((number, Note::Happened(event))).is_ok());
-        self.service.submit_to(vec![(request, sink)], move |ids| {
-            reply.send((number, Note::Submitted(ids))).is_ok()
-        })?;
+        let sink: EventSink = Box::new(move |event| events.send(event));
+        let accepted = move |ids| reply.send((number, Note::Submitted(ids))).is_ok();
+        let submitted = self.service.submit_to(vec![(request, sink)], accepted);
+        submitted.map_err(|_| self.served.note_stopped())?;
         self.running.insert(number, (None, flight));
         Ok(())
     }
@@ -130,7 +154,7 @@ impl Texts<'_> {
                 self.running.remove(&number);
                 self.served.note_failure(&error);
                 let message = format!("text {number} cannot be embedded: {error}");
-                Err(ApiError::new(ErrorKind::Internal, message))
+                Err(ApiError::new(ErrorKind::of_failure(&error), message))
             }
             Event::Progress { .. } | Event::Prompt { .. } | Event::Token { .. } => Ok(false),
         }

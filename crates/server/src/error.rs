@@ -59,6 +59,20 @@ pub struct ApiError {
     pub retry_after: Option<Duration>,
 }
 
+impl ErrorKind {
+    /// The kind of an error that ends an answer which the engine has begun.
+    pub(crate) fn of_failure(error: &Error) -> ErrorKind {
+        match error {
+            // A schema that can be compiled may still have no answer.
+            Error::SamplingHook(_) | Error::ChangedLogits(_) => ErrorKind::Invalid,
+            Error::Ranks { .. } => ErrorKind::Unsupported,
+            // The model is loaded again, or the server is started again.
+            Error::Cluster(_) | Error::ServiceStopped => ErrorKind::Unavailable,
+            _ => ErrorKind::Internal,
+        }
+    }
+}
+
 impl ApiError {
     /// An error of a kind.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> ApiError {
@@ -138,10 +152,11 @@ impl From<Error> for ApiError {
                 ApiError::new(ErrorKind::TooMany, message).retry_after(Duration::from_secs(1))
             }
             Error::ServiceStopped => ApiError::new(ErrorKind::Unavailable, "the model was unloaded"),
-            // The server ends, and is started again.
+            // The model is loaded again, or the server is started again.
             Error::Cluster(_) => {
                 ApiError::new(ErrorKind::Unavailable, message).retry_after(Duration::from_secs(10))
             }
+            Error::Ranks { .. } => ApiError::new(ErrorKind::Unsupported, message),
             Error::SamplingOption { name, value, wanted } => {
                 ApiError::field(name.replace('-', "_"), format!("is {value}; it must be {wanted}"))
             }

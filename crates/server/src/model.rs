@@ -168,18 +168,30 @@ impl ServedModel {
         self.in_flight.touch();
     }
 
-    /// Why it cannot answer any more, if its device was lost.
+    /// Why it cannot answer any more, if a device, a rank or its engine was lost.
     pub fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
 
-    /// Notes an error of the engine. After the loss of a device every further step would fail, too.
+    /// Notes an error of the engine. After the loss of a device or of a rank every further step would fail, too.
     pub(crate) fn note_failure(&self, error: &quadriga_llm::Error) {
-        if let quadriga_llm::Error::Runtime(error) = error
-            && error.is_lost()
-        {
+        let is_lost = match error {
+            quadriga_llm::Error::Runtime(error) => error.is_lost(),
+            quadriga_llm::Error::Cluster(_) => true,
+            _ => false,
+        };
+        if is_lost {
             let _ = self.failure.set(error.to_string());
         }
+    }
+
+    /// Notes that the engine's thread has ended, which it does by itself only after a panic, and says so.
+    pub(crate) fn note_stopped(&self) -> ApiError {
+        const REASON: &str = "its engine stopped unexpectedly";
+        if self.failure.set(REASON.to_owned()).is_ok() {
+            tracing::error!(model = self.name, "the engine stopped unexpectedly");
+        }
+        ApiError::new(ErrorKind::Unavailable, format!("{} cannot answer: {REASON}", self.name))
     }
 
     /// Counts an answer that is complete, and logs it.

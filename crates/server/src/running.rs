@@ -50,6 +50,13 @@ struct RunningChoice {
 }
 
 impl RunningChoice {
+    /// Ends it before its answer is complete. What was computed counts.
+    fn end_early(&mut self, usage: &CallerUse) {
+        self.id = None;
+        let generated = self.flight.entry.generated.load(Ordering::Relaxed);
+        usage.charge(self.flight.entry.prompt_tokens + generated);
+    }
+
     /// A part of a call, whose first one gets an identifier.
     fn tool_call(&mut self, piece: tools::ToolCallPiece) -> ToolCallPiece {
         self.calls = self.calls.max(piece.index + 1);
@@ -89,15 +96,18 @@ impl Running {
             let requests: Vec<(Request, EventSink)> = requests.into_iter().zip(sinks).collect();
             let (reply, accepted) = oneshot::channel();
             let lease = Arc::downgrade(served);
-            served.service()?.submit_to(requests, move |ids| {
-                let accepted = ids.map(|ids| Accepted { served: lease, ids });
-                // If nobody hears of them, the engine drops them itself.
-                reply.send(accepted).map_err(|unheard| unheard.map(Accepted::take)).is_ok()
-            })?;
+            served
+                .service()?
+                .submit_to(requests, move |ids| {
+                    let accepted = ids.map(|ids| Accepted { served: lease, ids });
+                    // If nobody hears of them, the engine drops them itself.
+                    reply.send(accepted).map_err(|unheard| unheard.map(Accepted::take)).is_ok()
+                })
+                .map_err(|_| served.note_stopped())?;
             let accepted = accepted.await;
             // Whatever the answer is, somebody was there to hear it.
             submission.requests = 0;
-            let ids = accepted.map_err(|_| ApiError::from(quadriga_llm::Error::ServiceStopped))??.take();
+            let ids = accepted.map_err(|_| served.note_stopped())??.take();
             running.choices.extend(ids.into_iter().zip(flights).map(|(id, flight)| RunningChoice {
                 id: Some(id),
                 stops: Arc::clone(&stops),
@@ -133,7 +143,8 @@ impl Running {
     pub async fn next(&mut self) -> Option<GenerationEvent> {
         while !self.has_ended() {
             let Some((choice, event)) = self.events.recv().await else {
-                return Some(self.fail(quadriga_llm::Error::ServiceStopped.into()));
+                let error = self.served.note_stopped();
+                return Some(self.fail(error));
             };
             if let Some(event) = self.take(choice, event) {
                 return Some(event);
@@ -193,7 +204,7 @@ impl Running {
     fn take(&mut self, choice: usize, sent: Sent) -> Option<GenerationEvent> {
         let running = self.choices.get_mut(choice)?;
         let Sent::Event(event) = sent else {
-            running.id = None;
+            running.end_early(&self.usage);
             self.served.metrics.note_cancelled();
             let message = format!(
                 "{MAX_UNREAD} tokens waited for a client that did not read them, and the answer was ended"
@@ -237,7 +248,7 @@ impl Running {
                 })
             }
             Event::Failed(error) => {
-                running.id = None;
+                running.end_early(&self.usage);
                 if matches!(*error, quadriga_llm::Error::ServiceStopped) {
                     self.served.metrics.note_cancelled();
                     let message = "the server stopped before the answer was complete";
@@ -245,15 +256,7 @@ impl Running {
                 }
                 self.served.metrics.note_failed();
                 self.served.note_failure(&error);
-                let kind = match &*error {
-                    // A schema that can be compiled may still have no answer.
-                    quadriga_llm::Error::SamplingHook(_) | quadriga_llm::Error::ChangedLogits(_) => {
-                        ErrorKind::Invalid
-                    }
-                    // The server ends, and is started again.
-                    quadriga_llm::Error::Cluster(_) => ErrorKind::Unavailable,
-                    _ => ErrorKind::Internal,
-                };
+                let kind = ErrorKind::of_failure(&error);
                 self.fail(ApiError::new(kind, format!("generation failed: {error}")))
             }
         })
@@ -314,14 +317,13 @@ impl Drop for Accepted {
 impl Drop for Running {
     /// Cancels what has not ended.
     fn drop(&mut self) {
-        for choice in &self.choices {
+        for choice in &mut self.choices {
             if let Some(id) = choice.id {
                 if let Ok(service) = self.served.service() {
                     service.cancel(id);
                 }
                 self.served.metrics.note_cancelled();
-                let generated = choice.flight.entry.generated.load(Ordering::Relaxed);
-                self.usage.charge(choice.flight.entry.prompt_tokens + generated);
+                choice.end_early(&self.usage);
             }
         }
     }

@@ -3,7 +3,11 @@
 
 use std::sync::{Arc, Mutex};
 
+use crate::common::gate::Gate;
 use crate::common::{Setup, TestServer, hello, json, with};
+use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, Placement};
+use quadriga_llm::serving::{Batcher, BatcherOptions};
+use quadriga_runtime::Backend;
 use quadriga_server::{
     App, Keys, Limits, LoadError, ModelEntry, ModelLoader, ModelPolicy, ModelRegistry, ServedModel,
 };
@@ -219,6 +223,116 @@ fn after_the_loss_of_a_device_the_model_is_loaded_again() {
     assert_eq!(server.post(CHAT, &hello()).ok()["choices"], wanted);
     assert_eq!(server.get("/health").status, 200);
     assert_eq!(devices.lock().unwrap().len(), 2);
+}
+
+/// A model whose layers two devices of this process divide.
+fn divided(name: &str) -> (ServedModel, [Arc<Sim>; 2]) {
+    let sims = ["sim:0", "sim:1"].map(|name| Sim::new(name).device());
+    let cpu = Arc::new(quadriga_cpu::Backend::builder().threads(1).build().unwrap());
+    let devices = Devices::new(sims.clone().map(|sim| sim as Arc<dyn Backend>), cpu).unwrap();
+    let Setup { batcher, defaults, model, .. } = Setup::default();
+    let options = batcher.for_model(&model).unwrap();
+    let placement = Placement { gpu_layers: GpuLayers::All, ..Placement::default() };
+    let planned = placement.plan_device_ranks(&model, &devices, CpuOptions::default(), &options.engine);
+    let mut ranks = planned.unwrap().into_iter();
+    let first = ranks.next().unwrap();
+    ranks.for_each(|rank| rank.follow(&first.model, Some(options.clone())).unwrap());
+    let options = BatcherOptions { engine: first.options, ..options };
+    let batcher = Batcher::new(first.model, &first.placed.scheduler, options, &mut |_| {}).unwrap();
+    (ServedModel::start(name, batcher, defaults, None).unwrap(), sims)
+}
+
+/// Divides the model anew each time.
+struct Dividing(Arc<Mutex<Vec<[Arc<Sim>; 2]>>>);
+
+impl ModelLoader for Dividing {
+    fn entries(&self) -> Vec<ModelEntry> {
+        vec![ModelEntry { name: "small".to_owned(), path: "small.gguf".into(), bytes: 1, modified: None }]
+    }
+
+    fn load(&self, name: &str) -> Result<ServedModel, LoadError> {
+        let (served, sims) = divided(name);
+        self.0.lock().unwrap().push(sims);
+        Ok(served)
+    }
+}
+
+#[test]
+fn after_the_loss_of_a_rank_the_model_is_loaded_again() {
+    let devices = Arc::new(Mutex::new(Vec::new()));
+    let registry = ModelRegistry::loading(Dividing(Arc::clone(&devices)), ModelPolicy::default());
+    let server = TestServer::of(App::new(registry, Keys::default(), Limits::default()));
+    let wanted = server.post(CHAT, &hello()).ok()["choices"].clone();
+    for lost in 0..2 {
+        let sims = devices.lock().unwrap().last().unwrap().clone();
+        sims[lost].lose(FaultPoint::Run, 2);
+        let failed = server.post(CHAT, &hello());
+        assert_eq!(failed.status, 503, "{}", failed.text());
+        assert!(failed.text().contains(&format!("rank {lost}")), "{}", failed.text());
+        assert_eq!(server.post(CHAT, &hello()).ok()["choices"], wanted);
+        assert_eq!(server.get("/health").status, 200);
+        assert_eq!(devices.lock().unwrap().len(), 2 + lost);
+    }
+}
+
+/// What several ranks do not compute is refused as such, and hurts nobody.
+#[test]
+fn embeddings_of_a_divided_model_are_not_supported() {
+    let (served, _sims) = divided("small");
+    let server = TestServer::of(App::new(ModelRegistry::with(served), Keys::default(), Limits::default()));
+    let refused = server.post("/v1/embeddings", &json!({ "input": "hello" }));
+    assert_eq!(refused.status, 501, "{}", refused.text());
+    assert_eq!(refused.header("x-should-retry"), Some("false"));
+    assert_eq!(server.get("/health").status, 200);
+    server.post(CHAT, &hello()).ok();
+}
+
+/// Whoever waits for an engine whose thread is gone hears of it, and the server is not healthy.
+#[test]
+fn an_engine_that_stops_ends_what_waits_for_it() {
+    for path in [CHAT, "/v1/embeddings"] {
+        let server = TestServer::start();
+        let served = server.app.models().loaded().pop().unwrap();
+        let gate = Gate::new(&served);
+        // Of several steps each.
+        let body = with(hello(), json!({ "input": "a b c ".repeat(60), "max_tokens": 400 }));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| server.post(path, &body));
+            while served.in_flight().is_empty() {}
+            gate.step();
+            while served.state().running < 2 {
+                gate.step();
+            }
+            gate.end_thread(&served);
+            let answer = waiting.join().unwrap();
+            assert_eq!(answer.status, 503, "{path}: {}", answer.text());
+            assert!(answer.text().contains("engine stopped unexpectedly"), "{path}: {}", answer.text());
+        });
+        assert_eq!(server.get("/health").status, 503, "{path}");
+        let later = server.post(path, &body);
+        assert_eq!(later.status, 503, "{path}");
+        assert!(later.text().contains("restart the server"), "{path}: {}", later.text());
+    }
+}
+
+#[test]
+fn a_request_that_finds_no_engine_has_the_model_loaded_again() {
+    for path in [CHAT, "/v1/embeddings"] {
+        let devices = Arc::new(Mutex::new(Vec::new()));
+        let registry = ModelRegistry::loading(Reopening(Arc::clone(&devices)), ModelPolicy::default());
+        let server = TestServer::of(App::new(registry, Keys::default(), Limits::default()));
+        let body = with(hello(), json!({ "input": "hello" }));
+        server.post(path, &body).ok();
+        let served = server.app.models().loaded().pop().unwrap();
+        Gate::new(&served).end_thread(&served);
+        drop(served);
+        // The first one to ask finds out.
+        let failed = server.post(path, &body);
+        assert_eq!(failed.status, 503, "{path}: {}", failed.text());
+        server.post(path, &body).ok();
+        assert_eq!(devices.lock().unwrap().len(), 2, "{path}");
+        assert_eq!(server.get("/health").status, 200);
+    }
 }
 
 #[test]

@@ -1,8 +1,16 @@
 //! API keys and their limits.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
 use crate::common::{Setup, hello, json, with};
-use quadriga_server::Keys;
+use quadriga_server::body::JsonBody;
+use quadriga_server::error::ErrorKind;
+use quadriga_server::generation::GenerationEvent;
+use quadriga_server::operation::caller::{Caller, KeyLimits, TokenNeed};
+use quadriga_server::running::MAX_UNREAD;
+use quadriga_server::{Keys, requests};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -72,4 +80,67 @@ fn tokens_are_reserved_when_a_request_begins() {
     assert_eq!(statuses.iter().filter(|status| **status == 429).count(), 11, "{statuses:?}");
     // What the first one leaves may be used.
     assert_eq!(ask(hello()).status, 200);
+}
+
+/// Answers that end early were computed as far as they go.
+#[test]
+fn answers_that_fail_count() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys");
+    std::fs::write(&path, "key tokens-per-minute=300\nfree\n").unwrap();
+    let server = Setup { keys: Keys::new(Vec::new(), Some(path)).unwrap(), ..Setup::default() }.start();
+    let client = |key| server.client().header("x-api-key", key);
+    let usage = client("free").post(CHAT, &hello()).ok()["usage"].clone();
+    let prompt = usage["prompt_tokens"].as_u64().unwrap();
+    let mut stream = client("key").stream(CHAT, &with(hello(), json!({ "max_tokens": 200, "stream": true })));
+    assert!(stream.chunk().is_some());
+    let served = server.app.models().loaded().pop().unwrap();
+    served.service().unwrap().fail_all();
+    let failed = stream.answer().text();
+    assert!(failed.contains("stopped before the answer was complete"), "{failed}");
+    // The connection of the answer may still have it.
+    while !served.in_flight().is_empty() {}
+    // As much as there would be without it.
+    let refused = client("key").post(CHAT, &with(hello(), json!({ "max_tokens": 300 - prompt })));
+    assert_eq!(refused.status, 429, "{}", refused.text());
+    let left: u64 =
+        refused.text().split("of which ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    assert!(left < 300 - prompt, "{left} are left, and the prompt alone has {prompt}");
+}
+
+#[test]
+fn answers_that_nobody_reads_count() {
+    let served = Arc::new(Setup::default().served());
+    const CHOICES: usize = 8;
+    const MINUTE: usize = 100_000;
+    let body = with(hello(), json!({ "n": CHOICES, "max_tokens": 400 }));
+    let body = JsonBody::parse(body.to_string().as_bytes()).unwrap();
+    let generation = requests::parse(CHAT, &body, &served).unwrap().remove(0);
+    let caller = Caller::new(1, KeyLimits { tokens_per_minute: Some(MINUTE as u64), concurrent: None });
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+    let tokens = runtime.block_on(async {
+        let mut running = served.generate(generation, &caller).await.unwrap();
+        let generated = || {
+            let all = served.in_flight();
+            all.iter().map(|(_, flight)| flight.generated.load(Ordering::Relaxed)).sum::<usize>()
+        };
+        while generated() <= MAX_UNREAD {}
+        // Nobody reads, and all end.
+        while served.state().running + served.state().waiting > 0 {}
+        let prompt = running.prompt_tokens();
+        let mut tokens = 0;
+        while let Some(event) = running.next().await {
+            tokens += usize::from(matches!(event, GenerationEvent::Delta(_)));
+            if let GenerationEvent::Failed(error) = event {
+                assert!(error.message.contains("did not read them"), "{error}");
+            }
+        }
+        tokens + CHOICES * prompt
+    });
+    assert!(tokens > MAX_UNREAD, "{tokens}");
+    // All of that is used, and at most a token more of each.
+    let rest = MINUTE - tokens;
+    let error = caller.begin(TokenNeed::exact(rest + 1)).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::TooMany, "{error}");
+    assert!(caller.begin(TokenNeed::exact(rest - CHOICES)).is_ok());
 }
