@@ -207,6 +207,15 @@ impl ModelRegistry {
         found.ok_or_else(|| ApiError::model_not_found(&name))
     }
 
+    /// Loads the model that a request names exactly, but for a tag or the end of a file's name: no other one answers to it.
+    ///
+    /// # Errors
+    /// There is no model of that name, or it cannot be loaded now.
+    pub async fn load_named(&self, name: &str) -> Result<Arc<ServedModel>, ApiError> {
+        let name = self.named(name)?;
+        self.load(&name).await
+    }
+
     /// Loads a model of this very name, unless it is loaded.
     ///
     /// # Errors
@@ -328,12 +337,13 @@ impl ModelRegistry {
         model.inspect(Slot::log_unload).is_some()
     }
 
-    /// Unloads a model. Answers that are being generated are finished; its memory is free after the last of them.
+    /// Unloads a model. Answers that are being generated are finished; its memory is free after the last of them. The name is
+    /// exact, but for a tag or the end of a file's name.
     ///
     /// # Errors
     /// There is no such model.
     pub fn unload(&self, name: &str) -> Result<(), ApiError> {
-        let name = self.resolve(Some(name))?;
+        let name = self.named(name)?;
         let mut slots = self.lock();
         if slots.get(&name).is_some_and(|slot| slot.served().is_some()) {
             let slot = slots.remove(&name);
@@ -347,9 +357,9 @@ impl ModelRegistry {
     }
 
     /// How long a loaded model is kept after its last request, from now on; `None`: for ever. With a time of 0 it is unloaded
-    /// once it is idle.
+    /// once it is idle. The name is as in [`ModelRegistry::unload`]; that of no model changes nothing.
     pub fn keep_alive(&self, name: &str, time: Option<Duration>) {
-        let Ok(name) = self.resolve(Some(name)) else { return };
+        let Ok(name) = self.named(name) else { return };
         if let Some(Slot::Loaded { keep_alive, .. }) = self.lock().get_mut(&name) {
             *keep_alive = time;
         }
@@ -397,32 +407,42 @@ impl ModelRegistry {
 
     /// The name of the model that a client means.
     fn resolve(&self, name: Option<&str>) -> Result<String, ApiError> {
-        if let Some(name) =
-            name.filter(|name| self.lock().get(*name).is_some_and(|slot| slot.served().is_some()))
-        {
+        if let Some(name) = name.filter(|name| self.is_loaded(name)) {
             return Ok(name.to_owned());
         }
-        let entries = self.entries();
-        let slots = self.lock();
-        let loaded = slots.iter().filter(|(_, slot)| !matches!(slot, Slot::Failed(_)));
-        let mut known: Vec<&str> = loaded.map(|(name, _)| name.as_str()).collect();
-        known.extend(entries.iter().map(|entry| entry.name.as_str()));
-        known.sort_unstable();
-        known.dedup();
-        // Ollama's clients add a tag; others name the file.
-        let spellings = |name: &str| {
-            let bare = name.strip_suffix(":latest").or(name.strip_suffix(".gguf"));
-            [Some(name.to_owned()), bare.map(str::to_owned)].into_iter().flatten().collect::<Vec<_>>()
-        };
-        let named = name.map(spellings).unwrap_or_default();
-        let named = named.iter().find_map(|name| known.iter().find(|known| *known == name));
-        match (named, known.as_slice(), name) {
-            (Some(found), ..) => Ok((*found).to_owned()),
-            (None, [only], _) => Ok((*only).to_owned()),
+        let known = self.known();
+        match (name.and_then(|name| spelled(name, &known)), known.as_slice(), name) {
+            (Some(found), ..) => Ok(found.to_owned()),
+            (None, [only], _) => Ok(only.clone()),
             (None, _, Some(name)) => Err(ApiError::model_not_found(name)),
             (None, [], None) => Err(ApiError::new(ErrorKind::Unavailable, "no model is loaded")),
             (None, _, None) => Err(ApiError::field("model", "is required: there are several models")),
         }
+    }
+
+    /// The name of the model that a client names, and not of the only one whatever its name is.
+    fn named(&self, name: &str) -> Result<String, ApiError> {
+        if self.is_loaded(name) {
+            return Ok(name.to_owned());
+        }
+        let known = self.known();
+        spelled(name, &known).map(str::to_owned).ok_or_else(|| ApiError::model_not_found(name))
+    }
+
+    /// Whether a model of this very name is loaded.
+    fn is_loaded(&self, name: &str) -> bool {
+        self.lock().get(name).is_some_and(|slot| slot.served().is_some())
+    }
+
+    /// The names of models that are or can be loaded.
+    fn known(&self) -> Vec<String> {
+        let mut known: Vec<String> = self.entries().into_iter().map(|entry| entry.name).collect();
+        let slots = self.lock();
+        let loaded = slots.iter().filter(|(_, slot)| !matches!(slot, Slot::Failed(_)));
+        known.extend(loaded.map(|(name, _)| name.clone()));
+        known.sort_unstable();
+        known.dedup();
+        known
     }
 
     fn entries(&self) -> Vec<ModelEntry> {
@@ -447,6 +467,13 @@ impl Slot {
             tracing::info!(model = served.name, "unloaded");
         }
     }
+}
+
+/// Which of the known names a client means: Ollama's clients add a tag, and others name the file.
+fn spelled<'k>(name: &str, known: &'k [String]) -> Option<&'k str> {
+    let bare = name.strip_suffix(":latest").or(name.strip_suffix(".gguf"));
+    let find = |name: &str| known.iter().find(|known| *known == name).map(String::as_str);
+    find(name).or_else(|| bare.and_then(find))
 }
 
 /// Whether every backend has the memory that a plan needs of it, now.

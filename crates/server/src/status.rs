@@ -200,7 +200,7 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
 /// Loads the model that the body names, and answers once that is done.
 async fn load_model(call: Call) -> Result<Json<Value>, ApiError> {
     let name = call.fields().text("model")?.ok_or_else(|| call.fields().missing("model"))?;
-    call.app.models().find(Some(name)).await?;
+    call.app.models().load_named(name).await?;
     Ok(Json(json!({ "success": true })))
 }
 

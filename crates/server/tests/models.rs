@@ -274,3 +274,38 @@ fn a_model_without_a_loader_can_be_unloaded_but_not_come_back() {
     let answer = server.post(CHAT, &hello());
     assert_eq!(answer.status, 404, "{}", answer.text());
 }
+
+/// The only model answers to every name, but nobody unloads it by another one's.
+#[test]
+fn a_model_is_loaded_and_unloaded_by_its_own_name_only() {
+    let server = Setup::default().start();
+    let loaded = || server.app.models().loaded().len();
+    server.post(CHAT, &named("other")).ok();
+    let answer = json!({ "num_predict": 4, "ignore_eos": true });
+    for path in ["/models/load", "/models/unload"] {
+        let refused = server.post(path, &json!({ "model": "other" }));
+        assert_eq!((refused.status, loaded()), (404, 1), "{path}: {}", refused.text());
+        assert!(refused.text().contains("other"), "{path}: {}", refused.text());
+    }
+    let chat = json!({ "model": "other", "messages": [], "keep_alive": 0 });
+    let wrong = [
+        ("/api/generate", json!({ "model": "other", "keep_alive": 0 })),
+        ("/api/chat", chat.clone()),
+        ("/api/chat", with(chat, json!({ "options": answer }))),
+    ];
+    for (path, body) in wrong {
+        let refused = server.post(path, &body);
+        assert_eq!((refused.status, loaded()), (404, 1), "{path} {body}: {}", refused.text());
+    }
+    // It answers, and stays.
+    let body =
+        json!({ "model": "other", "prompt": "hello", "stream": false, "keep_alive": 0, "options": answer });
+    server.post("/api/generate", &body).ok();
+    let expires = || server.app.models().list().pop().unwrap().expires;
+    assert_eq!((loaded(), expires()), (1, None));
+    for name in ["small:latest", "small.gguf"] {
+        server.post("/models/load", &json!({ "model": name })).ok();
+    }
+    assert_eq!(server.post("/models/unload", &json!({ "model": "small.gguf" })).ok()["success"], true);
+    assert_eq!(loaded(), 0);
+}

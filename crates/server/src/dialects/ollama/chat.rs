@@ -36,7 +36,7 @@ pub async fn chat(call: Call) -> Result<Response, ApiError> {
     let streams = fields.flag("stream")?.unwrap_or(true);
     match generation {
         Some(generation) => {
-            keep.apply(&call.app, &served);
+            keep.apply(&call, &served)?;
             answer(&call, &served, head, generation, streams).await
         }
         None => loaded(&call, &served, &head, keep),
@@ -62,9 +62,11 @@ pub(super) fn unloaded(
         return Ok(None);
     }
     fields.flag("stream")?;
-    let listed = call.app.models().describe(model_name(&fields)?)?;
-    call.app.models().unload(&listed.name)?;
-    let name = fields.text("model")?.map_or(listed.name, str::to_owned);
+    let name = match model_name(&fields)? {
+        Some(name) => name.to_owned(),
+        None => call.app.models().describe(None)?.name,
+    };
+    call.app.models().unload(&name)?;
     Ok(Some(Json(Head::new(name, started, form).without_answer("unload")).into_response()))
 }
 
@@ -95,10 +97,10 @@ pub(super) fn loaded(
     keep: KeepAlive,
 ) -> Result<Response, ApiError> {
     if keep.is_over() {
-        call.app.models().unload(&served.name)?;
+        call.app.models().unload(model_name(&call.fields())?.unwrap_or(&served.name))?;
         return Ok(Json(head.without_answer("unload")).into_response());
     }
-    keep.apply(&call.app, served);
+    keep.apply(call, served)?;
     Ok(Json(head.without_answer("load")).into_response())
 }
 

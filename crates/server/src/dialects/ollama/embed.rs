@@ -55,7 +55,7 @@ pub(super) async fn embed(call: Call) -> Result<Json<Value>, ApiError> {
     let keep = keep_alive(&fields)?;
     let (tokens, dimensions) = parse(&fields, &served)?;
     let count: usize = tokens.iter().map(Vec::len).sum();
-    keep.apply(&call.app, &served);
+    keep.apply(&call, &served)?;
     let usage = call.caller.begin(TokenNeed::exact(count))?;
     let mut vectors = match tokens.is_empty() {
         true => Vec::new(),
@@ -81,7 +81,7 @@ pub(super) async fn embeddings(call: Call) -> Result<Json<Value>, ApiError> {
     let fields = call.fields();
     let keep = keep_alive(&fields)?;
     let text = fields.text("prompt")?.unwrap_or_default();
-    keep.apply(&call.app, &served);
+    keep.apply(&call, &served)?;
     if text.is_empty() {
         return Ok(Json(json!({ "embedding": [] })));
     }

@@ -32,7 +32,7 @@ pub async fn generate(call: Call) -> Result<Response, ApiError> {
     let streams = fields.flag("stream")?.unwrap_or(true);
     match generation {
         Some(generation) => {
-            keep.apply(&call.app, &served);
+            keep.apply(&call, &served)?;
             answer(&call, &served, head, generation, streams).await
         }
         None => loaded(&call, &served, &head, keep),

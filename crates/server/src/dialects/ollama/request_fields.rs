@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use crate::app::App;
 use crate::call::Call;
 use crate::constraint::Constraint;
 use crate::dialects::sampling_fields;
@@ -120,13 +119,17 @@ impl KeepAlive {
         self == KeepAlive::For(Duration::ZERO)
     }
 
-    /// Has a loaded model kept for so long after its last answer.
-    pub(super) fn apply(self, app: &App, served: &ServedModel) {
+    /// Has a loaded model kept for so long after its last answer, if the request names it: the only model answers to every name, but
+    /// whoever means another one does not say how long it stays.
+    pub(super) fn apply(self, call: &Call, served: &ServedModel) -> Result<(), ApiError> {
+        let fields = call.fields();
+        let (models, name) = (call.app.models(), model_name(&fields)?.unwrap_or(&served.name));
         match self {
             KeepAlive::Default => {}
-            KeepAlive::For(time) => app.models().keep_alive(&served.name, Some(time)),
-            KeepAlive::Forever => app.models().keep_alive(&served.name, None),
+            KeepAlive::For(time) => models.keep_alive(name, Some(time)),
+            KeepAlive::Forever => models.keep_alive(name, None),
         }
+        Ok(())
     }
 }
 
