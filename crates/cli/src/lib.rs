@@ -27,6 +27,7 @@ mod fetch;
 mod file_hint;
 mod foreign_options;
 mod hub;
+mod hub_model;
 mod interrupt;
 mod kernel_progress;
 mod known_limits;

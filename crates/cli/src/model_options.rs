@@ -253,9 +253,11 @@ impl ModelOptions {
         Ok(enough)
     }
 
-    /// The same options with a model file that was given without `-m`.
+    /// The same options with a model file that was given without `-m`, which takes precedence over `-hf`.
     pub(crate) fn with_file(&self, file: Option<&std::path::Path>) -> ModelOptions {
-        ModelOptions { model: file.map(std::path::Path::to_owned).or(self.model.clone()), ..self.clone() }
+        let hf_repo = self.hf_repo.clone().filter(|_| file.is_none());
+        let model = file.map(std::path::Path::to_owned).or(self.model.clone());
+        ModelOptions { model, hf_repo, ..self.clone() }
     }
 
     /// The same options with a model of the hub that was given without `-hf`.

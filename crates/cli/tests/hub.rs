@@ -355,3 +355,63 @@ fn a_revision_is_removed_shown_and_used_by_its_name() {
     hub.run(&["show", "org/tiny-GGUF@v1"]).failed(1, &["org/tiny-GGUF@v1"]);
     hub.run(&["run", "-q", "-hf", REPOSITORY, "--offline", "-n", "2", "hi"]).success();
 }
+
+#[test]
+fn certificates_that_cannot_be_read_are_an_error_where_the_hub_is_asked() {
+    let hub = Hub::new();
+    let missing = hub.cache.path().join("missing.pem");
+    let run = |arguments: &[&str]| output(hub.command(arguments).env("SSL_CERT_FILE", &missing));
+    run(&["pull", "-q", "org/tiny-GGUF:Q4_0"]).failed(2, &["SSL_CERT_FILE", "missing.pem", "cannot be read"]);
+    run(&["list"]).success();
+    hub.run(&["pull", "-q", "org/tiny-GGUF:Q4_0"]).success();
+    run(&["pull", "--offline", "-q", "org/tiny-GGUF:Q4_0"]).success();
+}
+
+#[test]
+fn a_list_has_no_characters_that_a_terminal_acts_on() {
+    let hub = Hub::new();
+    let snapshot = hub.cache.path().join("none/hub/models--org--evil/snapshots").join("a".repeat(40));
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::write(snapshot.join("\u{1b}[2Jname.gguf"), "x").unwrap();
+    let list = hub.run(&["list"]).success().out;
+    assert!(list.contains("org/evil") && list.contains("name"), "{list:?}");
+    assert!(!list.contains('\u{1b}'), "{list:?}");
+}
+
+#[test]
+fn commands_that_make_files_take_models_of_the_hub() {
+    let hub = Hub::new();
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (out, other) = (path("out.gguf"), path("other.gguf"));
+    let name = "org/tiny-GGUF:F16";
+    hub.run(&["quantize", "-q", "-hf", name, &out, "Q8_0"]).success();
+    assert!(hub.run(&["list"]).success().out.contains(name));
+    // What is written has its name: in the folder of the command where none is given.
+    let mut here = hub.command(&["quantize", "-q", "--offline", "-hf", name, "Q6_K"]);
+    output(here.current_dir(folder.path())).success();
+    assert!(folder.path().join("ggml-model-Q6_K.gguf").is_file());
+    hub.run(&["quantize", "-q", "--fit", "1G", "--offline", "-hf", name, &other]).success();
+    hub.run(&["quantize", "-q", "-hf", name, "a.gguf", &out, "Q8_0", "2"])
+        .failed(2, &["-hf names the model"]);
+    let compared = hub.run(&["compare", "--offline", "-hf", name, &out]).success().out;
+    assert!(compared.contains("RMS error of all weights"), "{compared}");
+    let text = path("text.txt");
+    fs::write(&text, "The quick brown fox jumps over the lazy dog. ".repeat(8)).unwrap();
+    let compared =
+        hub.run(&["compare", "-q", "--offline", "-hf", name, &out, "-f", &text, "-c", "32"]).success().out;
+    // Only the reference is the model of the hub: the other one differs.
+    assert!(compared.contains("KL divergence") && !compared.contains("mean          0.000000"), "{compared}");
+    hub.run(&["compare", "-hf", name, &out, &out]).failed(2, &["-hf names the reference"]);
+    let prefix = path("part");
+    let split = ["split", "--offline", "-hf", name, &prefix, "--split-max-tensors", "9"];
+    let written = hub.run(&split).success().err;
+    let first = written.lines().next().unwrap().strip_prefix("wrote ").unwrap();
+    hub.run(&["merge", first, &path("merged.gguf")]).success();
+    let parts = hub.run(&["merge", "--offline", "-hf", name, &path("merged.gguf")]);
+    parts.failed(1, &["nothing to merge"]);
+    hub.run(&["split", "-hf", name, "a.gguf", &prefix]).failed(2, &["-hf names the model"]);
+    // An adapter is looked at after the model.
+    hub.run(&["lora", "--offline", "-hf", name, "--lora", &out, "-o", &other]).failed(1, &["out.gguf"]);
+    hub.run(&["lora", "-m", &out, "-hf", name, "--lora", &out, "-o", &other]).failed_usage();
+}

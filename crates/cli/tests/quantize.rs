@@ -506,3 +506,26 @@ fn a_fitted_file_is_named_by_the_type_of_most_bytes() {
     assert_eq!(type_of(&out, "blk.0.ffn_up.weight"), DType::Q6_K);
     assert_eq!(type_of(&out, "blk.0.attn_q.weight"), DType::Q8_0);
 }
+
+/// Each tensor begins at a multiple of 32 bytes, which takes bytes between them.
+#[test]
+fn a_fitted_file_of_many_small_tensors_keeps_to_the_size() {
+    let folder = tempfile::tempdir().unwrap();
+    let [model, out] = ["in.gguf", "out.gguf"].map(|name| folder.path().join(name));
+    let values: Vec<u8> =
+        (0..3 * 32).flat_map(|i| half::f16::from_f32((i as f32).sin()).to_le_bytes()).collect();
+    let mut writer = quadriga_gguf::Writer::new();
+    writer.set("general.architecture", "llama").unwrap();
+    for layer in 0..400 {
+        writer.tensor_bytes(&format!("blk.{layer}.attn_q.weight"), DType::F16, [3, 32], &values).unwrap();
+    }
+    writer.write(&model).unwrap();
+    let names = fs::metadata(&model).unwrap().len() - 400 * 192;
+    for each in [66, 70, 102, 130, 192] {
+        let size = names + 5000 + 400 * each;
+        let line = ["quantize", "-q", "--no-check", "--fit", &size.to_string(), text(&model), text(&out)];
+        run(&line).success();
+        let found = fs::metadata(&out).unwrap().len();
+        assert!(found <= size, "{found} of {size}");
+    }
+}

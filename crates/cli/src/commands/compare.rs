@@ -22,10 +22,12 @@ use crate::{fetch, interrupt, values};
 /// Arguments of `quadriga compare`.
 #[derive(Clone, clap::Args)]
 pub(crate) struct CompareArgs {
-    /// GGUF file of the reference, such as the model before quantization; or the word default
+    /// GGUF file of the reference, such as the model before quantization, or the word default; left out with -hf, which names the
+    /// reference then
     reference: PathBuf,
     /// GGUF file of the model to judge
-    other: PathBuf,
+    #[arg(required_unless_present = "hf_repo")]
+    other: Option<PathBuf>,
     /// File with a text; without, only tensors are compared
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -51,31 +53,46 @@ pub(crate) struct CompareArgs {
 
 /// Compares texts and tensors.
 pub(crate) fn compare(arguments: &CompareArgs) -> Outcome {
-    if arguments.model.has_file() {
-        return Err(Failure::Usage(
-            "compare has no -m and no -hf: give the two models as arguments, quadriga compare A B".to_owned(),
-        ));
-    }
+    let named = |path: &Path| fetch::model_path(path, arguments.model.cache_dir(), arguments.model.quiet);
+    let hub = arguments.model.repository();
+    let (reference, other) = match (hub, &arguments.other) {
+        _ if arguments.model.has_file() && hub.is_none() => {
+            return Err(Failure::Usage(
+                "compare has no -m: give the two models as arguments, quadriga compare A B, or -hf ORG/REPO B"
+                    .to_owned(),
+            ));
+        }
+        (Some(_), Some(_)) => {
+            return Err(Failure::Usage(format!(
+                "-hf names the reference: leave {} out, or give both models as arguments, quadriga compare A B",
+                arguments.reference.display()
+            )));
+        }
+        (None, None) => return Err(Failure::Usage("the model to judge is missing".to_owned())),
+        (hub, other) => (hub, other.as_ref().unwrap_or(&arguments.reference)),
+    };
     if arguments.model.has_adapters() && arguments.file.is_none() {
         return Err(Failure::Usage(
             "--lora changes predictions only: give a text with -f, or merge it with `quadriga lora`"
                 .to_owned(),
         ));
     }
-    let named = |path: &Path| fetch::model_path(path, arguments.model.cache_dir(), arguments.model.quiet);
-    let (reference, other) = (named(&arguments.reference)?, named(&arguments.other)?);
-    let arguments = &CompareArgs { reference, other, ..arguments.clone() };
+    let reference_path = match reference {
+        Some(name) => arguments.model.hub_path(name)?,
+        None => named(&arguments.reference)?,
+    };
+    let other_path = named(other)?;
     if let Some(html) = &arguments.html {
-        let models = [&arguments.reference, &arguments.other].into_iter().flat_map(|path| model_files(path));
+        let models = [&reference_path, &other_path].into_iter().flat_map(|path| model_files(path));
         check_output(html, models.chain(arguments.file.clone()))?;
         check_folder(html)?;
     }
-    let (reference, other) = (File::open(&arguments.reference)?, File::open(&arguments.other)?);
+    let (reference, other) = (File::open(&reference_path)?, File::open(&other_path)?);
     check_vocabularies(&reference, &other)?;
     let text = match &arguments.file {
         Some(path) => Some(judge(
             &arguments.model,
-            (&arguments.reference, &arguments.other),
+            (&reference_path, &other_path),
             &read_text(path)?,
             (chunk_size(arguments.chunk_size, &arguments.model)?, arguments.chunks),
         )?),
@@ -87,7 +104,7 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Outcome {
     }
     let unpaired = UnpairedTensors::of(&reference, &other);
     if let Some(path) = &arguments.html {
-        let title = format!("{} against {}", arguments.other.display(), arguments.reference.display());
+        let title = format!("{} against {}", other_path.display(), reference_path.display());
         let page = error_page(&title, text.as_ref(), &tensors);
         AtomicFile::write_text(path, &page)?;
     }

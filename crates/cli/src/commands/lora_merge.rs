@@ -1,7 +1,7 @@
 //! `quadriga lora`: merges LoRA adapters into a model file.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_gguf::File;
@@ -9,14 +9,17 @@ use quadriga_models::check_output;
 use quadriga_models::lora::{self, LoraError};
 
 use crate::failure::{Failure, Outcome};
-use crate::{fetch, interrupt};
+use crate::hub_model::HubModel;
+use crate::interrupt;
 
 /// Arguments of `quadriga lora`.
 #[derive(clap::Args)]
 pub(crate) struct LoraArgs {
     /// GGUF file of the model, or the word default
-    #[arg(short, long, value_name = "FILE")]
-    model: PathBuf,
+    #[arg(short, long, value_name = "FILE", required_unless_present = "hf_repo", conflicts_with = "hf_repo")]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    hub: HubModel,
     /// LoRA adapter (GGUF, or a folder of PEFT), with an optional scale; repeatable
     #[arg(long, value_name = "FILE[=SCALE]", required = true)]
     lora: Vec<String>,
@@ -31,7 +34,7 @@ pub(crate) struct LoraArgs {
 /// Merges the adapters.
 pub(crate) fn lora(arguments: &LoraArgs) -> Outcome {
     let adapter_files = crate::lora::files(&arguments.lora)?;
-    let model = fetch::model_path(&arguments.model, None, arguments.quiet)?;
+    let model = arguments.hub.path(arguments.model.as_deref().unwrap_or(Path::new("")), arguments.quiet)?;
     check_output(&arguments.output, adapter_files.iter().chain([&model]))?;
     let adapters = crate::lora::open(&arguments.lora, &File::open(&model)?)?;
     let ctrl_c = interrupt::catch_writing();

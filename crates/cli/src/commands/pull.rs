@@ -127,13 +127,16 @@ pub(crate) fn list(arguments: &ListArgs) -> Outcome {
         explain_partial(&partial);
         return Ok(());
     }
-    let width = models.iter().map(|model| full_name(model).len()).max().unwrap_or(0).max(4);
+    // Names of files are those of whoever made the repository.
+    let names: Vec<String> =
+        models.iter().map(|model| terminal::escaped(&full_name(model)).into_owned()).collect();
+    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max(4);
     writeln!(out, "{:width$}  {:>10}  COMMIT", "NAME", "SIZE")?;
-    for model in &models {
-        let commit = model.commit.get(..8).unwrap_or(&model.commit);
+    for (model, name) in models.iter().zip(&names) {
+        let commit = terminal::escaped(model.commit.get(..8).unwrap_or(&model.commit));
         let shared = model.files.first().is_some_and(|file| file.is_shared);
         let shared = if shared { "  in Hugging Face's cache" } else { "" };
-        writeln!(out, "{:width$}  {:>10}  {commit}{shared}", full_name(model), size::text(model.bytes))?;
+        writeln!(out, "{:width$}  {:>10}  {commit}{shared}", name, size::text(model.bytes))?;
     }
     explain_partial(&partial);
     Ok(())

@@ -1,20 +1,24 @@
 //! `quadriga split` and `quadriga merge`: GGUF files in parts.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use quadriga_models::shards::{self, ShardError, SplitLimits};
 use quadriga_view::format::plural;
 
 use crate::failure::{Failure, Outcome};
+use crate::hub_model::HubModel;
 use crate::{interrupt, size};
 
 /// Arguments of `quadriga split`.
 #[derive(clap::Args)]
 pub(crate) struct SplitArgs {
-    /// GGUF file
+    /// GGUF file, or the word default; left out with -hf
     file: PathBuf,
     /// Beginning of the names of the parts: PREFIX-00001-of-00003.gguf
-    prefix: PathBuf,
+    #[arg(required_unless_present = "hf_repo")]
+    prefix: Option<PathBuf>,
+    #[command(flatten)]
+    hub: HubModel,
     /// Most tensors in a part [default: 128, or any number with --split-max-size]
     #[arg(long, value_name = "N", value_parser = crate::values::at_least_one)]
     split_max_tensors: Option<usize>,
@@ -35,10 +39,13 @@ pub(crate) struct SplitArgs {
 /// Arguments of `quadriga merge`.
 #[derive(clap::Args)]
 pub(crate) struct MergeArgs {
-    /// Any part of the model
+    /// Any part of the model; left out with -hf
     part: PathBuf,
     /// GGUF file to write
-    output: PathBuf,
+    #[arg(required_unless_present = "hf_repo")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    hub: HubModel,
     /// llama.cpp's name for what this command does
     #[arg(long = "merge", hide = true)]
     named: bool,
@@ -53,14 +60,15 @@ pub(crate) fn split(arguments: &SplitArgs) -> Outcome {
         bytes: arguments.split_max_size.unwrap_or(u64::MAX),
         keys_apart: arguments.no_tensor_first_split,
     };
+    let (file, prefix) = input_and_output(&arguments.hub, &arguments.file, arguments.prefix.as_deref())?;
     if arguments.dry_run {
-        for (number, (tensors, bytes)) in (1..).zip(shards::plan_split(&arguments.file, &limits)?) {
+        for (number, (tensors, bytes)) in (1..).zip(shards::plan_split(&file, &limits)?) {
             note!("part {number}: {}, {}", plural(tensors, "tensor", "tensors"), size::text(bytes));
         }
         return Ok(());
     }
     let ctrl_c = interrupt::catch_writing();
-    for path in shards::split(&arguments.file, &arguments.prefix, &limits, &|| ctrl_c.is_pressed())? {
+    for path in shards::split(&file, prefix, &limits, &|| ctrl_c.is_pressed())? {
         note!("wrote {}", path.display());
     }
     Ok(())
@@ -68,10 +76,31 @@ pub(crate) fn split(arguments: &SplitArgs) -> Outcome {
 
 /// Merges the parts of a model.
 pub(crate) fn merge(arguments: &MergeArgs) -> Outcome {
+    let (part, output) = input_and_output(&arguments.hub, &arguments.part, arguments.output.as_deref())?;
     let ctrl_c = interrupt::catch_writing();
-    shards::merge(&arguments.part, &arguments.output, &|| ctrl_c.is_pressed())?;
-    note!("wrote {}", arguments.output.display());
+    shards::merge(&part, output, &|| ctrl_c.is_pressed())?;
+    note!("wrote {}", output.display());
     Ok(())
+}
+
+/// What is read and what is written: with a model of the hub, the only argument is the latter.
+fn input_and_output<'a>(
+    hub: &HubModel,
+    first: &'a Path,
+    second: Option<&'a Path>,
+) -> Outcome<(PathBuf, &'a Path)> {
+    let output = match (hub.is_given(), second) {
+        (false, Some(output)) => output,
+        (true, None) => first,
+        (true, Some(_)) => {
+            return Err(Failure::Usage(format!(
+                "-hf names the model: leave {} out, or -hf",
+                first.display()
+            )));
+        }
+        (false, None) => return Err(Failure::Usage("the output is missing".to_owned())),
+    };
+    Ok((hub.path(first, false)?, output))
 }
 
 impl From<ShardError> for Failure {

@@ -16,18 +16,22 @@ use quadriga_models::{Error, check_output};
 
 use crate::commands::perplexity::read_text;
 use crate::failure::{Failure, Outcome};
+use crate::hub_model::HubModel;
 use crate::output_check::check_folder;
-use crate::{fetch, interrupt, size, values};
+use crate::{interrupt, size, values};
 
 /// Arguments of `quadriga quantize`.
 #[derive(Clone, clap::Args)]
 #[command(after_help = TYPES)]
 pub(crate) struct QuantizeArgs {
-    /// GGUF file to quantize; of a split model, any of its parts; or the word default
+    /// GGUF file to quantize; of a split model, any of its parts; or the word default; left out with -hf
     input: PathBuf,
-    /// [OUT] TYPE [THREADS]: file to write [default: ggml-model-TYPE.gguf beside the input], type or mix, number of threads
-    #[arg(num_args = 0..=3, value_names = ["OUT", "TYPE", "THREADS"])]
+    /// [OUT] TYPE [THREADS]: file to write [default: ggml-model-TYPE.gguf beside the input, or here with -hf], type or mix, number of
+    /// threads
+    #[arg(num_args = 0..=MAX_REST, value_names = ["OUT", "TYPE", "THREADS"])]
     rest: Vec<String>,
+    #[command(flatten)]
+    hub: HubModel,
     /// Importance matrix, by `quadriga imatrix` or llama.cpp
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
@@ -99,6 +103,9 @@ pub(crate) struct QuantizeArgs {
     pub(crate) quiet: bool,
 }
 
+/// The most arguments behind the input.
+const MAX_REST: usize = 3;
+
 const TYPES: &str = "\
 Types and mixes, smallest first (Q3_K, Q4_K and Q5_K are short for the mixes in _M):
   IQ1_S IQ1_M TQ1_0 IQ2_XXS TQ2_0 IQ2_XS IQ2_S IQ2_M Q2_K_S Q2_K IQ3_XXS IQ3_XS IQ3_S IQ3_M Q3_K_S Q3_K_M
@@ -143,6 +150,24 @@ struct Target {
 }
 
 impl QuantizeArgs {
+    /// The same arguments without an input where that is a model of the hub: the first is not its file then.
+    fn shifted(&self) -> Outcome<QuantizeArgs> {
+        if !self.hub.is_given() {
+            return Ok(self.clone());
+        }
+        let first = self.input.to_str().map(str::to_owned).ok_or_else(|| {
+            Failure::Usage(format!("{}: the name is not valid UTF-8", self.input.display()))
+        })?;
+        let rest: Vec<String> = std::iter::once(first).chain(self.rest.iter().cloned()).collect();
+        if rest.len() > MAX_REST {
+            return Err(Failure::Usage(format!(
+                "-hf names the model: leave {} out, or -hf",
+                self.input.display()
+            )));
+        }
+        Ok(QuantizeArgs { input: PathBuf::new(), rest, ..self.clone() })
+    }
+
     /// The arguments behind the input: the output may be left out, as in llama.cpp's command.
     fn target(&self) -> Outcome<Target> {
         let unknown = |name: &str| {
@@ -219,9 +244,10 @@ impl QuantizeArgs {
 
 /// Plans, quantizes and reports.
 pub(crate) fn quantize(arguments: &QuantizeArgs) -> Outcome {
+    let arguments = &arguments.shifted()?;
     let target = arguments.target()?;
     let mut options = arguments.options(&target)?;
-    let input = fetch::model_path(&arguments.input, None, arguments.quiet)?;
+    let input = arguments.hub.path(&arguments.input, arguments.quiet)?;
     let arguments = &QuantizeArgs { input, ..arguments.clone() };
     let file = File::open(&arguments.input)?;
     let paths = output_paths(&file, &target.output, &options, arguments.imatrix.as_deref())?;
@@ -273,8 +299,10 @@ fn fit_plan(
     matrix: Option<&ImportanceMatrix>,
     size: u64,
 ) -> Outcome<QuantizePlan> {
-    // Metadata, names and padding; in a device's memory, what is there beside weights.
-    let tensors: u64 = file.tensors().map(|tensor| tensor.byte_len() as u64).sum();
+    // Metadata and names; in a device's memory, what is there beside weights.
+    let alignment = u64::from(file.alignment());
+    let tensors: u64 =
+        file.tensors().map(|tensor| (tensor.byte_len() as u64).next_multiple_of(alignment)).sum();
     let beside = match arguments.vram {
         true => check::memory_beside_weights(&arguments.input, arguments.context)?,
         false => file.byte_len().saturating_sub(tensors) + 4096,
