@@ -1117,7 +1117,9 @@ qd_model_params qd_model_default_params(void);
 // that fits in this machine's memory.
 //
 // Threads: any.
-qd_model *qd_model_open(const char *name, const qd_model_params *params, qd_error *error);
+qd_model *qd_model_open(const char *name,
+                        const qd_model_params *params,
+                        qd_error *error);
 
 // Frees a model. What was made of it stays usable.
 //
