@@ -45,7 +45,7 @@ fn a_copy_keeps_all_tensors_and_layers_can_be_pruned() {
     prune("3").failed(1, &["layers 0 to 2"]);
     prune("0,1,2").failed(1, &["all 3 layers"]);
     let unknown = prune("x").failed_usage();
-    assert!(unknown.err.contains("\"x\" is no number of a layer"), "{unknown:?}");
+    assert!(unknown.err.contains("\"x\" is not a layer number"), "{unknown:?}");
 }
 
 /// Each command asks for the default model, which a script in place of pip does not have.

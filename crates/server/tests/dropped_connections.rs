@@ -1,4 +1,4 @@
-//! Clients that go away while their answer is computed: it ends with the step that is under way, whatever the answer's form is. The
+//! Clients that go away while their answer is computed: it ends with the current step, whatever the answer's form is. The
 //! engine is held between two steps, so that steps are counted and not time.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 

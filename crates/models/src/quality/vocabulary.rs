@@ -39,7 +39,7 @@ fn tokens(file: &File) -> Result<Option<Vec<&str>>> {
     Ok(file.find("tokenizer.ggml.tokens")?)
 }
 
-/// The types of tokens; empty if the file has none, or such that are no numbers.
+/// The types of tokens; empty if the file has none, or none that are integers.
 fn types(file: &File) -> Vec<i32> {
     file.find("tokenizer.ggml.token_type").ok().flatten().unwrap_or_default()
 }

@@ -15,7 +15,7 @@ impl PrunedLayers {
     pub fn parse(text: &str) -> Result<PrunedLayers, QuantizeError> {
         let wrong = |reason: String| QuantizeError::Prune { text: text.to_owned(), reason };
         let number = |part: &str| {
-            part.trim().parse::<usize>().map_err(|_| wrong(format!("{part:?} is no number of a layer")))
+            part.trim().parse::<usize>().map_err(|_| wrong(format!("{part:?} is not a layer number")))
         };
         text.split(',').map(number).collect::<Result<_, _>>().map(PrunedLayers)
     }
