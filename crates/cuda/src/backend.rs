@@ -2,7 +2,8 @@
 
 use std::any::Any;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
+use std::time::Instant;
 
 use quadriga_graph::{Data, Graph, NodeId, Op, Tensor};
 use quadriga_runtime::{
@@ -25,6 +26,10 @@ use crate::stream::CudaStream;
 
 /// The oldest compute capability that kernels are made for.
 const MIN_COMPUTE_CAPABILITY: (i32, i32) = (7, 5);
+
+/// Bytes of a copy that measures the link, long enough that its start does not count, and how many there are.
+const LINK_BYTES: usize = 16 << 20;
+const LINK_COPIES: usize = 4;
 
 /// Rates of a GPU by its compute capability, as matmuls of this crate reach them, and by the bandwidth of its memory.
 fn nominal_rates(major: i32, multiprocessors: u32, bandwidth: f64) -> Rates {
@@ -96,13 +101,16 @@ impl Builder {
         if (major, minor) < MIN_COMPUTE_CAPABILITY {
             return Err(Error::OldDevice { name: context.description.clone(), major, minor });
         }
-        Ok(Backend { inner: Arc::new(BackendInner::new(context, &self.options)?) })
+        let inner = Arc::new(BackendInner::new(context, &self.options)?);
+        Ok(Backend { inner, link: OnceLock::new() })
     }
 }
 
 /// An NVIDIA GPU.
 pub struct Backend {
     inner: Arc<BackendInner>,
+    /// Bytes per second of uploads, once somebody asked; `None` inside if there was no memory to measure them with.
+    link: OnceLock<Option<f64>>,
 }
 
 /// How many CUDA devices this machine has.
@@ -127,6 +135,24 @@ impl Backend {
         Builder { ordinal, options: Options::from_environment() }
     }
 
+    /// Bytes per second of copies from page-locked memory, the fastest of a few; `None` if none was possible.
+    fn upload_rate(&self) -> Result<Option<f64>, BackendError> {
+        use quadriga_runtime::Backend as _;
+        let from = Region::new(self.staging(LINK_BYTES)?, 0, LINK_BYTES)?;
+        let to = Region::new(self.allocate(LINK_BYTES, Usage::Compute)?, 0, LINK_BYTES)?;
+        let mut queue = self.queue()?;
+        let mut fastest = None::<f64>;
+        for _ in 0..LINK_COPIES {
+            let started = Instant::now();
+            if queue.copy(&from, &to)? {
+                queue.synchronize()?;
+                let rate = LINK_BYTES as f64 / started.elapsed().as_secs_f64().max(1e-9);
+                fastest = Some(fastest.map_or(rate, |fastest| fastest.max(rate)));
+            }
+        }
+        Ok(fastest)
+    }
+
     /// Runs a kernel that traps, to test how a lost device is reported, and returns the resulting error. Everything in
     /// this process that uses the device fails from then on.
     pub fn lose(&self) -> BackendError {
@@ -149,9 +175,13 @@ impl quadriga_runtime::Backend for Backend {
         &self.inner.context.name
     }
 
+    /// Only the link is measured, which takes some milliseconds the first time: no driver says how many lanes a device has.
     fn nominal_rates(&self) -> Rates {
         let context = &self.inner.context;
-        nominal_rates(context.compute_capability.0, context.multiprocessors, context.memory_bandwidth)
+        let rates =
+            nominal_rates(context.compute_capability.0, context.multiprocessors, context.memory_bandwidth);
+        let measured = self.link.get_or_init(|| self.upload_rate().unwrap_or(None));
+        Rates { link: measured.unwrap_or(rates.link), ..rates }
     }
 
     fn device(&self) -> Device {

@@ -49,6 +49,12 @@ pub enum Error {
         /// The compiler's log.
         log: String,
     },
+    /// The code of a custom operation cannot be used.
+    #[error("the code of a custom operation for CUDA cannot be used: {log}")]
+    CustomCode {
+        /// The compiler's log, or the reason.
+        log: String,
+    },
     /// An operation on the device failed while it was set up.
     #[error(transparent)]
     Backend(#[from] BackendError),

@@ -49,6 +49,7 @@ mod backend;
 mod blas;
 mod buffer;
 mod context;
+mod custom;
 mod error;
 mod event;
 mod faults;
@@ -66,6 +67,7 @@ mod stream;
 mod tensor_map;
 
 pub use backend::{Backend, Builder, device_count};
+pub use custom::{CustomCode, FAMILY};
 pub use error::Error;
 pub use kernels::{KernelCompilation, observe_compilation};
 pub use options::KernelOrigin;

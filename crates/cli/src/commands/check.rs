@@ -37,6 +37,9 @@ pub(crate) struct CheckArgs {
     /// Random seed of --sample and --random
     #[arg(short, long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = values::fixed_seed)]
     seed: u64,
+    /// Run only part I of N, such as 2/8: all parts together are all cases, for several processes at once
+    #[arg(long, value_name = "I/N", conflicts_with_all = ["random", "faults"], value_parser = part)]
+    part: Option<(usize, usize)>,
     /// Run on the backend directly, each tensor in guarded memory, without scheduler and session
     #[arg(long)]
     guarded: bool,
@@ -77,6 +80,10 @@ pub(crate) fn check(arguments: &CheckArgs) -> Outcome {
     if let Some(count) = arguments.sample {
         selected = suite.sample_of(&selected, count, arguments.seed);
     }
+    if let Some((number, parts)) = arguments.part {
+        // In turn, so that parts are alike.
+        selected = selected.into_iter().skip(number - 1).step_by(parts).collect();
+    }
     let bar = ProgressBar::new(selected.len() as u64);
     let style = ProgressStyle::with_template("checking [{wide_bar}] {pos}/{len} {eta}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -94,8 +101,11 @@ pub(crate) fn check(arguments: &CheckArgs) -> Outcome {
     bar.finish_and_clear();
     let mut out = io::stdout().lock();
     write!(out, "{report}")?;
-    let full =
-        arguments.sample.is_none() && arguments.filter.is_none() && !arguments.guarded && !arguments.in_place;
+    let full = arguments.sample.is_none()
+        && arguments.filter.is_none()
+        && arguments.part.is_none_or(|(number, _)| number == 1)
+        && !arguments.guarded
+        && !arguments.in_place;
     if report.is_clean() {
         return if full && !arguments.no_model { exact_results(arguments, &mut out) } else { Ok(()) };
     }
@@ -105,6 +115,15 @@ pub(crate) fn check(arguments: &CheckArgs) -> Outcome {
         plural(selected.len(), "case", "cases"),
         backend.name()
     )))
+}
+
+/// A part of the cases: its number, from 1, and how many parts there are.
+fn part(text: &str) -> Result<(usize, usize), String> {
+    let numbers =
+        text.split_once('/').and_then(|(number, parts)| Some((number.parse().ok()?, parts.parse().ok()?)));
+    numbers
+        .filter(|(number, parts)| (1..=*parts).contains(number))
+        .ok_or_else(|| "a number and the number of parts are expected, such as 2/8".to_owned())
 }
 
 /// The cases that a filter selects: of the operation of this name, else those whose name contains it. In either, case and
@@ -225,6 +244,14 @@ mod tests {
         assert_eq!(names("mul_mat"), names("Mul-Mat"));
         let Err(Failure::Usage(text)) = select("sofmax") else { panic!("no usage error") };
         assert!(text.contains("soft_max"), "{text}");
+    }
+
+    #[test]
+    fn parts_have_numbers_from_one() {
+        assert_eq!([part("1/1"), part("2/8"), part("8/8")], [Ok((1, 1)), Ok((2, 8)), Ok((8, 8))]);
+        for wrong in ["", "1", "0/8", "9/8", "1/0", "-1/2", "1/2/3", "a/b"] {
+            assert!(part(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

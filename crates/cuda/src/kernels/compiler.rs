@@ -33,10 +33,25 @@ pub(super) fn architecture(compute_capability: (i32, i32)) -> String {
 /// Compiles a file with NVRTC.
 pub(super) fn compile(file: KernelFile, architecture: &str) -> Result<Vec<u8>, Error> {
     let fail = |log: String| Error::Compile { file: file.name(), log };
+    compile_text(file.name(), &file.text(), architecture, &file.options()).map_err(fail)
+}
+
+/// Compiles the source of a custom operation with NVRTC.
+pub(super) fn compile_custom(source: &str, architecture: &str) -> Result<Vec<u8>, Error> {
+    if !has_nvrtc() {
+        return Err(Error::NoCompiler);
+    }
+    let compiled = compile_text("custom operation", source, architecture, &["--std=c++17"]);
+    compiled.map_err(|log| Error::CustomCode { log })
+}
+
+/// Compiles a text with NVRTC; the error is its log.
+fn compile_text(title: &str, source: &str, architecture: &str, options: &[&str]) -> Result<Vec<u8>, String> {
+    let fail = |log: String| log;
     let c_text = |text: &str| CString::new(text).map_err(|_| fail("a zero byte in the source".into()));
-    let (source, title) = (c_text(&file.text())?, c_text(file.name())?);
+    let (source, title) = (c_text(source)?, c_text(title)?);
     let architecture = format!("--gpu-architecture={architecture}");
-    let options = [architecture.as_str()].into_iter().chain(file.options());
+    let options = [architecture.as_str()].into_iter().chain(options.iter().copied());
     let options = options.map(c_text).collect::<Result<Vec<_>, _>>()?;
     let pointers: Vec<_> = options.iter().map(|o| o.as_ptr()).collect();
     let ok = nvrtc::nvrtcResult::NVRTC_SUCCESS;

@@ -10,6 +10,8 @@ mod images;
 mod progress;
 mod sources;
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::CStr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -23,6 +25,7 @@ pub use self::progress::{KernelCompilation, observe_compilation};
 use self::sources::FILES;
 pub(crate) use self::sources::KernelFile;
 use crate::context::Context;
+use crate::custom::{CustomCode, KernelText};
 use crate::error::Error;
 use crate::options::KernelOrigin;
 
@@ -57,6 +60,8 @@ pub(crate) struct Kernels {
     modules: [Mutex<Option<Module>>; FILES],
     /// Whether the kernels of gemm_wgmma.cu could be loaded.
     wgmma: OnceLock<bool>,
+    /// The modules of custom operations, by the code's key. They stay as long as the backend.
+    custom: Mutex<HashMap<[u8; 32], Module>>,
 }
 
 impl Kernels {
@@ -76,6 +81,7 @@ impl Kernels {
             origin,
             modules: Default::default(),
             wgmma: OnceLock::new(),
+            custom: Mutex::default(),
         })
     }
 
@@ -116,6 +122,44 @@ impl Kernels {
         let code = unsafe { sys::cuFuncSetAttribute(function.0, attribute, bytes) };
         self.context.check("cuFuncSetAttribute", code)?;
         Ok(function)
+    }
+
+    /// The kernel of a custom operation, compiled and loaded at its first use.
+    pub(crate) fn custom(&self, code: &CustomCode) -> Result<Function, BackendError> {
+        self.context.bind()?;
+        let mut modules = self.custom.lock().unwrap_or_else(PoisonError::into_inner);
+        let module = match modules.entry(code.key()) {
+            Entry::Occupied(loaded) => loaded.get().0,
+            Entry::Vacant(slot) => slot.insert(Module(self.load_custom(code)?)).0,
+        };
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module is loaded and stays so; the name ends with a zero; writes one handle.
+        let found = unsafe { sys::cuModuleGetFunction(&mut function, module, code.entry().as_ptr()) };
+        if found != sys::CUresult::CUDA_SUCCESS {
+            let log = format!("the driver finds no kernel {:?} in it ({found:?})", code.entry());
+            return Err(self.failed(Error::CustomCode { log }.to_string()));
+        }
+        Ok(Function(function))
+    }
+
+    fn load_custom(&self, code: &CustomCode) -> Result<sys::CUmodule, BackendError> {
+        match code.text() {
+            KernelText::Source(source) => {
+                let architecture = compiler::architecture(self.context.compute_capability);
+                let image = compiler::compile_custom(source, &architecture);
+                self.load_image(&image.map_err(|error| self.failed(error.to_string()))?)
+            }
+            KernelText::Ptx(ptx) => {
+                let mut module = std::ptr::null_mut();
+                // SAFETY: the text ends with a zero; the driver copies what it needs.
+                let loaded = unsafe { sys::cuModuleLoadData(&mut module, ptx.as_ptr().cast()) };
+                if loaded != sys::CUresult::CUDA_SUCCESS {
+                    let log = format!("the driver does not take the PTX ({loaded:?})");
+                    return Err(self.failed(Error::CustomCode { log }.to_string()));
+                }
+                Ok(module)
+            }
+        }
     }
 
     /// Compiles those of these files that are not loaded and not shipped as machine code, all at once. An error shows
@@ -252,6 +296,10 @@ impl Kernels {
 impl Drop for Kernels {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
+            for module in self.custom.get_mut().unwrap_or_else(PoisonError::into_inner).values() {
+                // SAFETY: as below.
+                let _ = unsafe { sys::cuModuleUnload(module.0) };
+            }
             for slot in &mut self.modules {
                 if let Some(module) = slot.get_mut().unwrap_or_else(PoisonError::into_inner) {
                     // SAFETY: loaded by `load`, unloaded only here; programs hold an `Arc` of the backend's parts.

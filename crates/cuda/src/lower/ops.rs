@@ -9,12 +9,16 @@ use super::formats::PackedMatrix;
 use super::lowering::Lowering;
 use super::op_codes;
 use crate::buffer::overlap;
+use crate::custom::CustomCode;
 use crate::inner::MAX_ARGMAX_PARTS;
 use crate::kernels::KernelFile;
 use crate::launch::{Launch, TensorArg, has_dense_rows, is_dense_f32, is_plain};
 
 /// The most float4s of a row whose argmax one block computes.
 const MIN_SHARED_QUADS: i64 = 16 << 10;
+
+/// The most threads that a custom operation's kernel is launched with.
+const MAX_CUSTOM_THREADS: u64 = 1 << 30;
 
 /// Threads of a block for one row.
 fn row_threads(cols: i64) -> u32 {
@@ -182,6 +186,13 @@ impl Lowering<'_> {
             Op::ArgMax => {
                 let function = self.function(KernelFile::Reduce, c"k_argmax")?;
                 Launch::new(function, [x.rows() as u32, 1, 1], 256).arg(x).arg(out)
+            }
+            Op::Custom(op) => {
+                let code = CustomCode::of(op).ok_or_else(|| self.failed(node, "it has no code for CUDA"))?;
+                let function = self.inner.kernels.custom(&code)?;
+                let blocks = elements.min(MAX_CUSTOM_THREADS).div_ceil(u64::from(code.block()));
+                let launch = Launch::new(function, [blocks.max(1) as u32, 1, 1], code.block());
+                inputs.into_iter().fold(launch, Launch::arg).arg(out)
             }
             _ => return Err(self.failed(node, "there is no kernel for it")),
         };

@@ -7,6 +7,7 @@ use super::experts::can_route;
 use super::recurrent::MAX_DELTA_DEPTH;
 use super::sort::MAX_SORTED_IN_BLOCK;
 use super::sparse;
+use crate::custom::CustomCode;
 
 /// The largest grid in y and z.
 const MAX_GRID_Y: usize = 65_535;
@@ -47,7 +48,7 @@ pub(crate) fn supports(graph: &Graph, node: NodeId) -> Result<(), Refusal> {
         {
             refuse("more rows than a grid has blocks")
         }
-        Op::Custom(_) => refuse("custom operations run on the CPU"),
+        Op::Custom(op) if CustomCode::of(op).is_none() => refuse("the custom operation has no code for CUDA"),
         Op::ArgSort { .. } | Op::TopK { .. }
             if input(0).is_some_and(|x| x.shape().cols() > MAX_SORTED_IN_BLOCK * MAX_GRID_Y) =>
         {
@@ -131,7 +132,14 @@ mod tests {
     fn operations_without_a_kernel_are_refused() {
         let own = |inputs: &[&quadriga_graph::Tensor]| Ok((DType::F32, *inputs[0].shape()));
         let custom = CustomFunction::new("own", own, |_| Ok(())).build();
-        assert!(refusal(|g| g.input("x", DType::F32, [4]).custom(&custom, &[])).is_some());
+        let refusal_of = |op| refusal(|g| g.input("x", DType::F32, [4]).custom(op, &[]));
+        assert_eq!(refusal_of(&custom), Some("the custom operation has no code for CUDA".to_owned()));
+        // SAFETY: nothing is launched here.
+        let code = unsafe { CustomCode::ptx("", "own") }.unwrap();
+        let with = CustomFunction::new("own", own, |_| Ok(())).backend_code(crate::FAMILY, code).build();
+        assert_eq!(refusal_of(&with), None);
+        let other = CustomFunction::new("own", own, |_| Ok(())).backend_code(crate::FAMILY, 1u8).build();
+        assert!(refusal_of(&other).is_some());
         let gated = |gate| refusal(|g| g.input("x", DType::F32, [4]).gated_halves(gate, false)).is_some();
         assert!(!Gate::ALL.into_iter().any(gated));
     }

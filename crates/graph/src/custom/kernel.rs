@@ -123,9 +123,9 @@ pub trait CustomKernel: Any + Send + Sync {
         None
     }
 
-    /// Code for another backend, by the family's name (`sim`): a value of the type that the backend documents. The CUDA
-    /// backend has no such type and refuses custom operations. Where there is no code, the scheduler places the node on
-    /// the CPU and copies its inputs and result. [default: none]
+    /// Code for another backend, by the family's name (`cuda`, `sim`): a value of the type that the backend documents, such
+    /// as `quadriga_cuda::CustomCode`. Where there is no code, the scheduler places the node on the CPU and copies its inputs
+    /// and result. [default: none]
     fn backend_code(&self, family: &str) -> Option<Arc<dyn Any + Send + Sync>> {
         let _ = family;
         None
