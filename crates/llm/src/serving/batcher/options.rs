@@ -57,13 +57,16 @@ pub struct CacheFile {
 }
 
 impl BatcherOptions {
-    /// These options with everything filled in for a model: a placement needs the number of pages.
+    /// These options with everything filled in for a model: a placement needs the number of pages. Options that are filled in
+    /// already stay as they are.
     pub fn for_model(mut self, model: &Model) -> Result<BatcherOptions> {
         if self.cache_ram > 0 || self.cache_file.is_some() {
             // What is kept elsewhere has all layers in its pages.
             self.engine.window_slots = usize::MAX;
         }
-        let without = EngineOptions { pages: 0, ..self.engine.clone() }.resolve(model)?;
+        // Slots that were chosen for pages, where these options are filled in already, are not what a cache without them needs.
+        let window_slots = if self.engine.window_slots == usize::MAX { usize::MAX } else { 0 };
+        let without = EngineOptions { pages: 0, window_slots, ..self.engine.clone() }.resolve(model)?;
         if self.engine.pages == 0 {
             self.engine.pages = without.context.div_ceil(PAGE_SLOTS).saturating_mul(without.sequences);
         }
