@@ -232,10 +232,11 @@ fn values_for_each_layer_are_checked() {
         .set("llama.attention.head_count_kv", vec![2u32, 2])
         .set("llama.feed_forward_length", vec![96u32, 96]);
     assert_eq!(parts.model().unwrap().hyperparameters(), Recipe::new("llama").model().hyperparameters());
-    // The last blocks predict further tokens; they are not part of the model.
-    let mut parts = Recipe { layers: 3, ..Recipe::new("llama") }.parts();
-    parts.set("llama.nextn_predict_layers", 1u32);
-    assert_eq!(parts.model().unwrap().hyperparameters().layers.len(), 2);
+    // No model of this architecture has blocks that predict further tokens: the last one is a layer.
+    hyper("nextn_predict_layers", 1u32.into());
+    let mut parts = Recipe::new("llama").parts();
+    parts.set("llama.nextn_predict_layers", 0u32);
+    assert_eq!(parts.model().unwrap().hyperparameters(), Recipe::new("llama").model().hyperparameters());
     // No window is the same as a window of 0.
     let mut parts = Recipe::new("llama").parts();
     parts.set("llama.attention.sliding_window", 0u32);

@@ -414,6 +414,7 @@ fn broken_encoders_are_refused_by_name() {
         ("bert.attention.head_count", 0, "attention.head_count"),
         ("bert.feed_forward_length", 7, "ffn_up.weight"),
         ("bert.expert_count", 2, "expert_count"),
+        ("bert.nextn_predict_layers", 1, "nextn_predict_layers"),
     ] {
         let mut parts = parts("bert", 1);
         let error =

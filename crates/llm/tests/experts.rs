@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use crate::common::experts::ExpertRecipe;
 use crate::common::{Parts, Recipe, cpu, distance, engine, engine_on, logits_of};
 use quadriga_gguf::{File, OwnedValue};
-use quadriga_graph::DType;
+use quadriga_graph::{DType, blocks, layer_of};
 use quadriga_llm::{EngineOptions, Error, Model, default_model};
 
 fn options() -> EngineOptions {
@@ -104,6 +104,39 @@ fn the_default_model_with_experts_gives_its_results() {
     let found = distance(&run(cut.model().unwrap(), &tokens), &prefilled);
     println!("parts, as a batch: {found:.2e}");
     assert!(found < 0.1, "parts, as a batch: off by {found:.2e}");
+}
+
+/// The first layers of the default model as floats: neither weights nor activations are rounded to another format.
+fn float_parts(layers: usize) -> Parts {
+    let mut parts = default_parts();
+    parts.tensors.retain(|(name, ..)| layer_of(name).is_none_or(|layer| layer < layers));
+    for (name, dtype, dims, bytes) in &mut parts.tensors {
+        let mut values = vec![0f32; dims.iter().product()];
+        blocks::dequantize(*dtype, bytes, &mut values).unwrap_or_else(|error| panic!("{name}: {error}"));
+        (*dtype, *bytes) = (DType::F32, values.iter().flat_map(|value| value.to_le_bytes()).collect());
+    }
+    parts.set("llama.block_count", layers as u32);
+    parts
+}
+
+#[test]
+fn the_default_model_as_floats_with_experts_gives_its_results_but_for_the_order_of_sums() {
+    let tokens: Vec<u32> = (0..24).map(|i| i * 997 % 49_152).collect();
+    let layers = 4;
+    let dense = float_parts(layers);
+    // A prompt in a batch, then single tokens.
+    let wanted = run(dense.model().unwrap(), &tokens);
+    let mut copies = float_parts(layers);
+    copies.clone_experts(layers, 3, 1);
+    set_experts(&mut copies, "llama", 3, 2);
+    let mut cut = float_parts(layers);
+    cut.cut_experts(layers, 4);
+    set_sum(&mut cut, "llama", 4, 1536);
+    for (name, parts) in [("copies", copies), ("parts", cut)] {
+        let found = distance(&run(parts.model().unwrap(), &tokens), &wanted);
+        println!("{name}: {found:.2e}");
+        assert!(found < 1e-5, "{name}: off by {found:.2e}");
+    }
 }
 
 /// The error of a model with experts after a change; it must contain a name.
@@ -280,6 +313,10 @@ fn blocks_that_predict_further_tokens_are_not_used() {
     let mut parts = Recipe { layers: 4, ..recipe.clone() }.parts();
     parts.set("glm4moe.nextn_predict_layers", 1u32);
     parts.remove("blk.3.ffn_gate_exps.weight");
+    let projection = "blk.3.nextn.eh_proj.weight";
+    let error = parts.model().err().unwrap().to_string();
+    assert!(error.contains("glm4moe.nextn_predict_layers") && error.contains(projection), "{error}");
+    parts.matrix(projection, DType::F32, [recipe.width, 2 * recipe.width], 1.0);
     let model = parts.model().unwrap();
     assert_eq!(model.hyperparameters().layers.len(), 3);
     assert_eq!(

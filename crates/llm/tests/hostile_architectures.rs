@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use crate::common::recurrent::parts_of;
-use crate::common::{Parts, Recipe};
+use crate::common::{Parts, QueryNorms, Recipe};
 use crate::recurrent_models::delta_recipes;
 use quadriga_gguf::OwnedValue;
+use quadriga_graph::DType;
 
 /// A change must make the model unusable, with an error that has one of these names.
 fn refused(recipe: &Recipe, what: &str, change: impl FnOnce(&mut Parts), names: &[&str]) {
@@ -93,6 +94,15 @@ fn ranks_of_latent_attention_are_checked() {
             None => refused_key(&recipe, "attention.q_lora_rank", 24u32, &["q_lora_rank"]),
         }
         refused_key(&recipe, "rope.dimension_count", recipe.key_length as u32, &["attention.key_length"]);
+        for heads in [0, 2, 3, recipe.heads as u32 + 1] {
+            refused_key(&recipe, "attention.head_count_kv", heads, &["attention.head_count_kv"]);
+        }
+        // Both are written; what is cached is the same.
+        for heads in [1, recipe.heads as u32] {
+            let mut parts = recipe.parts();
+            parts.set(&format!("{}.attention.head_count_kv", recipe.architecture), heads);
+            assert_eq!(parts.model().unwrap().hyperparameters(), recipe.model().hyperparameters());
+        }
     }
 }
 
@@ -213,6 +223,87 @@ fn streams_and_shared_caches_are_checked() {
     }
 }
 
+/// A recipe of every architecture that generates text, but for those with the delta rule.
+fn generating() -> Vec<Recipe> {
+    let experts = Recipe::with_experts().into_iter().map(|(_, recipe)| recipe);
+    let rectified = Recipe::rectified().into_iter().map(|(_, recipe)| recipe);
+    let llama = ["llama", "qwen2", "qwen3"].map(|architecture| match architecture {
+        "qwen3" => Recipe { query_norms: QueryNorms::Head, ..Recipe::new(architecture) },
+        _ => Recipe::new(architecture),
+    });
+    Recipe::families().into_iter().chain(experts).chain(rectified).chain(llama).collect()
+}
+
+/// What a file says of its last block does not take a layer from the model.
+#[test]
+fn a_layer_does_not_become_a_block_that_predicts_further_tokens() {
+    let key = "nextn_predict_layers";
+    for recipe in generating() {
+        assert!(recipe.parts().model().is_ok(), "{}", recipe.architecture);
+        refused_key(&recipe, key, 1u32, &["nextn_predict_layers"]);
+    }
+    for recipe in delta_recipes() {
+        let whole = format!("{}.{key}", recipe.architecture);
+        let mut parts = parts_of(&recipe);
+        parts.set(&whole, 1u32);
+        let error = parts.model().err().unwrap().to_string();
+        assert!(error.contains(&whole) && error.contains("nextn.eh_proj.weight"), "{error}");
+        // With its matrix, the last block is one.
+        let (block, width) = (recipe.layers - 1, recipe.width);
+        parts.matrix(&format!("blk.{block}.nextn.eh_proj.weight"), DType::F32, [width, 2 * width], 1.0);
+        assert_eq!(parts.model().unwrap().hyperparameters().layers.len(), block);
+        // Each of several has one.
+        let error = parts.set(&whole, 2u32).model().err().unwrap().to_string();
+        assert!(error.contains(&format!("blk.{}.nextn.eh_proj", block - 1)), "{error}");
+    }
+}
+
+/// Tokens of these models never see those that follow.
+#[test]
+fn decoders_that_are_not_causal_are_refused() {
+    let key = "attention.causal";
+    for recipe in generating() {
+        refused_key(&recipe, key, false, &["attention.causal"]);
+        let mut parts = recipe.parts();
+        parts.set(&format!("{}.{key}", recipe.architecture), true);
+        assert_eq!(parts.model().unwrap().hyperparameters(), recipe.model().hyperparameters());
+    }
+    for recipe in delta_recipes() {
+        let whole = format!("{}.{key}", recipe.architecture);
+        let error = parts_of(&recipe).set(&whole, false).model().err().unwrap().to_string();
+        assert!(error.contains(&whole), "{error}");
+    }
+}
+
+#[test]
+fn keys_of_heads_with_windows_are_read_or_refused() {
+    for recipe in with_windows() {
+        let base = "rope.freq_base_swa";
+        for value in [f32::NAN, f32::INFINITY, -1.0] {
+            refused_key(&recipe, base, value, &["freq_base_swa"]);
+        }
+        let mut parts = recipe.parts();
+        parts.set(&format!("{}.{base}", recipe.architecture), 777.0f32);
+        let hyper = parts.model().unwrap().hyperparameters().clone();
+        for layer in hyper.layers.iter() {
+            let found = layer.rope.map(|rope| rope.base);
+            let wanted = if layer.window.is_some() { 777.0 } else { recipe.rope_base as f32 };
+            assert!(found.is_none_or(|base| base == wanted), "{}: {found:?}", recipe.architecture);
+        }
+        for (key, length) in [
+            ("attention.key_length_swa", recipe.key_length),
+            ("attention.value_length_swa", recipe.value_length),
+            ("rope.dimension_count_swa", recipe.rope_dims),
+        ] {
+            refused_key(&recipe, key, 0u32, &[key]);
+            refused_key(&recipe, key, length as u32 + 2, &[key]);
+            let mut parts = recipe.parts();
+            parts.set(&format!("{}.{key}", recipe.architecture), length as u32);
+            assert_eq!(parts.model().unwrap().hyperparameters(), recipe.model().hyperparameters());
+        }
+    }
+}
+
 /// Whatever a model does not read would be left out silently.
 #[test]
 fn tensors_that_the_model_does_not_use_are_refused() {
@@ -278,7 +369,10 @@ fn tensors_that_an_architecture_needs_are_named() {
     let cases = [
         ("qwen2moe", "blk.1.ffn_gate_inp_shexp.weight"),
         ("glm4moe", "blk.1.exp_probs_b.bias"),
+        // Their models have an output matrix of their own, in place of which the embedding would be taken.
         ("gpt-oss", "output.weight"),
+        ("qwen2moe", "output.weight"),
+        ("olmoe", "output.weight"),
     ];
     for recipe in delta_recipes().into_iter().filter(|recipe| recipe.experts.is_some()) {
         let name = "blk.2.ffn_gate_inp_shexp.weight";

@@ -61,6 +61,12 @@ impl Hyperparameters {
     /// Reads the keys of latent attention, and gives all layers the shape that their KV caches have.
     pub(crate) fn read_latent_attention(&mut self, keys: &Keys<'_>) -> Result<LatentAttention> {
         let latent = keys.latent_attention(self)?;
+        for layer in &self.layers {
+            // All heads share what is cached; files whose keys and values are of one matrix count the heads made of it.
+            let (key, heads, kv_heads) = ("attention.head_count_kv", layer.heads, layer.kv_heads);
+            let wanted = "1, or as attention.head_count: all heads share one latent vector";
+            keys.check(key, kv_heads, kv_heads == 1 || kv_heads == heads, wanted)?;
+        }
         for layer in &mut self.layers {
             (layer.kv_heads, layer.key_length, layer.value_length) =
                 (1, latent.rank + latent.rotated, latent.rank);

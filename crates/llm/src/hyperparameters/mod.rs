@@ -7,6 +7,7 @@ mod latent;
 mod layer;
 mod neurons;
 mod pooling;
+mod prediction;
 mod recurrent;
 mod rope;
 mod streams;
@@ -153,11 +154,27 @@ impl Hyperparameters {
     /// Checks the layers, after the architecture has set them.
     pub(crate) fn check(&self, keys: &Keys<'_>) -> Result<()> {
         self.layers.iter().try_for_each(|layer| layer.check(keys, self.width))?;
+        self.check_predicting_blocks(keys)?;
+        self.check_causality(keys)?;
+        self.check_window_heads(keys)?;
         self.check_biases(keys)?;
         let mut windows = self.layers.iter().filter(|layer| layer.attention).filter_map(|layer| layer.window);
         match windows.find(|window| Some(*window) != self.window()) {
             Some(other) => Err(keys.wrong("attention.sliding_window", other, "the same in all layers")),
             None => Ok(()),
+        }
+    }
+
+    /// An error if the file of a model that generates text says that its tokens see the whole text.
+    fn check_causality(&self, keys: &Keys<'_>) -> Result<()> {
+        let key = "attention.causal";
+        match keys.find_flag(key)? {
+            Some(false) if !self.encoder => {
+                let wanted =
+                    "absent or true: only encoders (bert, nomic-bert) attend to the tokens that follow";
+                Err(keys.wrong(key, false, wanted))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -177,7 +194,7 @@ impl Hyperparameters {
     }
 }
 
-/// The layers as the common keys describe them, without blocks that predict further tokens.
+/// The blocks as the common keys describe them: all of them are layers, unless the architecture skips the last ones.
 fn read_layers(
     keys: &Keys<'_>,
     pairing: Pairing,
@@ -185,9 +202,6 @@ fn read_layers(
     width: usize,
     context: usize,
 ) -> Result<Vec<LayerShape>> {
-    let key = "nextn_predict_layers";
-    let skipped = keys.find_count_or_zero(key)?.unwrap_or(0);
-    keys.check(key, skipped, skipped < blocks, "smaller than the number of blocks")?;
     let heads = keys.counts("attention.head_count", blocks)?;
     let kv_heads = keys.find_counts("attention.head_count_kv", blocks)?.unwrap_or_else(|| heads.clone());
     let feed_forward = keys.find_counts("feed_forward_length", blocks)?.unwrap_or_else(|| vec![0; blocks]);
@@ -196,7 +210,7 @@ fn read_layers(
     let value_length = keys.find_count("attention.value_length")?.unwrap_or(default_length);
     // Models without attention have no heads.
     let rope = if key_length > 0 { Some(keys.rope(pairing, key_length, context)?) } else { None };
-    let layers = heads.into_iter().zip(kv_heads).zip(feed_forward).take(blocks - skipped);
+    let layers = heads.into_iter().zip(kv_heads).zip(feed_forward);
     Ok(layers
         .map(|((heads, kv_heads), feed_forward)| LayerShape {
             attention: true,

@@ -65,6 +65,23 @@ impl Hyperparameters {
         self.layers.iter_mut().filter(|layer| layer.window.is_some()).filter_map(|layer| layer.rope.as_mut())
     }
 
+    /// An error if heads of layers with a window have a shape of their own, which is not supported.
+    pub(super) fn check_window_heads(&self, keys: &Keys<'_>) -> Result<()> {
+        let Some(layer) = self.layers.iter().find(|layer| layer.window.is_some()) else { return Ok(()) };
+        let rotated = layer.rope.map_or(layer.key_length, |rope| rope.dims);
+        for (key, length, like) in [
+            ("attention.key_length_swa", layer.key_length, "attention.key_length"),
+            ("attention.value_length_swa", layer.value_length, "attention.value_length"),
+            ("rope.dimension_count_swa", rotated, "rope.dimension_count"),
+        ] {
+            if let Some(own) = keys.find_count(key)? {
+                let wanted = format!("absent or {length}, as {like}: heads of windows have the same shape");
+                keys.check(key, own, own == length, &wanted)?;
+            }
+        }
+        Ok(())
+    }
+
     /// As [`Hyperparameters::read_windows`], for architectures that are not the same without windows: 0 is an error.
     pub(crate) fn require_windows(
         &mut self,
@@ -77,8 +94,21 @@ impl Hyperparameters {
     }
 
     /// Reads the size of the window (0: no windows; `default` if the file has none) and gives it to the layers that the
-    /// file's pattern names, or else the architecture's.
+    /// file's pattern names, or else the architecture's. These layers may have a base frequency of their own.
     pub(crate) fn read_windows(
+        &mut self,
+        keys: &Keys<'_>,
+        default: Option<usize>,
+        pattern: WindowPattern,
+    ) -> Result<()> {
+        self.give_windows(keys, default, pattern)?;
+        if let Some(base) = keys.find_factor("rope.freq_base_swa")? {
+            self.window_ropes().for_each(|rope| rope.base = base);
+        }
+        Ok(())
+    }
+
+    fn give_windows(
         &mut self,
         keys: &Keys<'_>,
         default: Option<usize>,

@@ -18,6 +18,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
+    hyper.skip_predicting_blocks(keys)?;
     let key = "attention.temperature_scale";
     if let Some(scale) = keys.find_factor(key)? {
         return Err(keys.wrong(key, scale, "absent: attention of that kind is not supported"));

@@ -26,11 +26,7 @@ fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     gemma::read_attention_scale(hyper, LARGEST);
     hyper.attention_soft_cap = Some(keys.positive("attn_logit_softcapping", 50.0)?);
     hyper.logit_soft_cap = Some(keys.positive("final_logit_softcapping", 30.0)?);
-    hyper.require_windows(keys, Some(4096), WindowPattern::Period(2))?;
-    if let Some(base) = keys.find_factor("rope.freq_base_swa")? {
-        hyper.window_ropes().for_each(|rope| rope.base = base);
-    }
-    Ok(())
+    hyper.require_windows(keys, Some(4096), WindowPattern::Period(2))
 }
 
 fn build(model: &ModelBuilder<'_>) -> Result<()> {

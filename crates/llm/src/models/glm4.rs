@@ -19,6 +19,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     keys.refuse_experts()?;
+    hyper.skip_predicting_blocks(keys)?;
     // Models that see images rotate in sections, which for text are all the same, and pair the halves of a head.
     if let Some([first, second, ..]) = keys.find_counts("rope.dimension_sections", 4)?.as_deref()
         && *first > 0

@@ -23,13 +23,6 @@ fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
 
 /// The layers without their feed-forward networks.
 pub(super) fn read_layers(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
-    if keys.find_flag("attention.causal")? == Some(false) {
-        return Err(keys.wrong(
-            "attention.causal",
-            false,
-            "true: encoders of this architecture are not supported",
-        ));
-    }
     hyper.read_short_convolutions(keys)?;
     hyper.read_windows(keys, None, WindowPattern::All)
 }

@@ -33,8 +33,6 @@ fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     hyper.chunked_windows = true;
     hyper.require_windows(keys, Some(CHUNK), WindowPattern::Period(PERIOD))?;
     hyper.layers.iter_mut().skip(PERIOD - 1).step_by(PERIOD).for_each(|layer| layer.rope = None);
-    let base = keys.find_float("rope.freq_base_swa")?.filter(|base| *base > 0.0);
-    hyper.window_ropes().for_each(|rope| rope.base = base.unwrap_or(rope.base));
     hyper.temperature = Some(AttentionTemperature::read(keys, TEMPERATURE)?);
     let defaults = ExpertDefaults {
         gating: Gating::Sigmoid,

@@ -20,10 +20,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     keys.refuse_experts()?;
     hyper.read_windows(keys, None, WindowPattern::Period(4))?;
-    let base = keys.find_factor("rope.freq_base_swa")?;
-    hyper
-        .window_ropes()
-        .for_each(|rope| *rope = Rope::new(rope.dims, rope.pairing, base.unwrap_or(rope.base)));
+    // It is not scaled.
+    hyper.window_ropes().for_each(|rope| *rope = Rope::new(rope.dims, rope.pairing, rope.base));
     Ok(())
 }
 

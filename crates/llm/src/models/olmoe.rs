@@ -11,6 +11,7 @@ pub(super) const ARCHITECTURE: Architecture =
     Architecture { name: "olmoe", models: "OLMoE", pairing: Pairing::Half, norm: NormKind::Rms, read, build };
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
+    keys.require_tensor("output.weight")?;
     hyper.read_experts(keys, ExpertDefaults { normalize: false, ..ExpertDefaults::NORMALIZED_SOFTMAX })
 }
 

@@ -10,6 +10,7 @@ pub(super) const ARCHITECTURE: Architecture =
     Architecture { name: "qwen2moe", models: "Qwen 1.5 and 2 with experts", read, ..qwen2::ARCHITECTURE };
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
+    keys.require_tensor("output.weight")?;
     let defaults = ExpertDefaults {
         normalize: false,
         width: ExpertDefaults::SHARE_OF_DENSE,

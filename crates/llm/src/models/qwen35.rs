@@ -18,6 +18,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
+    hyper.skip_predicting_blocks(keys)?;
     keys.refuse_experts()?;
     hyper.read_recurrent(keys)
 }

@@ -10,6 +10,7 @@ pub(super) const ARCHITECTURE: Architecture =
 
 /// Recurrent layers, and experts in all layers.
 pub(super) fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
+    hyper.skip_predicting_blocks(keys)?;
     let defaults = ExpertDefaults {
         width: ExpertDefaults::SHARE_OF_DENSE,
         shared_width: |feed_forward, _| feed_forward,
