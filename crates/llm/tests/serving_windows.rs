@@ -119,6 +119,39 @@ fn choices_copy_the_last_page_of_their_prompt() {
     }
 }
 
+/// Whoever plans a placement fills the options in, and the batcher does so again.
+#[test]
+fn options_that_are_filled_in_stay_as_they_are() {
+    let mut rng = quadriga_conformance::Rng::new(17);
+    for window in [1, 5, 64, 65, 200, 390, 399, 400, 1000] {
+        let model = model(window);
+        for round in 0..40 {
+            let engine = EngineOptions {
+                context: if rng.chance(0.5) { 0 } else { rng.range(1, CONTEXT) },
+                sequences: rng.range(1, 9),
+                pages: if rng.chance(0.5) { 0 } else { rng.range(1, 60) },
+                // The default batch is larger than the window and what follows it in its pages.
+                batch: if rng.chance(0.5) { EngineOptions::default().batch } else { rng.range(1, 700) },
+                window_slots: if rng.chance(0.2) { usize::MAX } else { 0 },
+                ..EngineOptions::default()
+            };
+            let cache_ram = if rng.chance(0.2) { 1 << 20 } else { 0 };
+            let given = BatcherOptions { engine, cache_ram, ..BatcherOptions::default() };
+            let once = given.clone().for_model(&model).unwrap();
+            let twice = once.clone().for_model(&model).unwrap();
+            assert_eq!(once, twice, "window {window}, round {round}: {given:?}");
+        }
+    }
+    // Without pages they are for an engine.
+    let paged = BatcherOptions::default().for_model(&model(100)).unwrap().engine;
+    let [of_paged, own] =
+        [paged, EngineOptions { sequences: 64, checkpoints: 0, ..EngineOptions::default() }]
+            .map(|options| options.without_pages().resolve(&model(100)).unwrap().window_slots);
+    assert_eq!(of_paged, own);
+    let given = BatcherOptions::default().for_model(&model(100)).unwrap();
+    assert!(batcher(&model(100), cpu(1), given).state().window_pages > 0);
+}
+
 #[test]
 fn the_plan_of_many_requests_counts_the_pages_of_windows() {
     let model = model(20);

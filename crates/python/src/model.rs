@@ -69,7 +69,7 @@ impl Engines {
             let engine = &self.parts.engine;
             // Its KV cache comes on top of the other: one long text, or a few shorter ones.
             let sequences = (EMBEDDED_TOKENS / engine.context.max(1)).clamp(1, EMBEDDED_TEXTS);
-            let engine = EngineOptions { sequences, pages: 0, ..engine.clone() };
+            let engine = EngineOptions { sequences, ..engine.clone().without_pages() };
             let options = EmbedderOptions { engine, ..EmbedderOptions::default() };
             let model = self.served.model.clone();
             *embedder = Some(Embedder::new(model, &self.parts.placed.scheduler, options, &mut |_| {})?);
@@ -87,11 +87,10 @@ impl Engines {
         if evaluator.is_none() {
             let engine = EngineOptions {
                 sequences: 1,
-                pages: 0,
                 greedy: false,
                 logits: true,
                 output_rows: self.parts.engine.batch,
-                ..self.parts.engine.clone()
+                ..self.parts.engine.clone().without_pages()
             };
             let model = self.served.model.clone();
             *evaluator = Some(Engine::new(model, &self.parts.placed.scheduler, engine, &mut |_| {})?);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +55,19 @@ def test_two_devices_give_the_same_tokens(tiny_path: Path, tiny: quadriga.Model)
         tokens = list(range(1, 20))
         whole = tiny.generate(tokens, temperature=0, max_tokens=8, ignore_eos=True)
         assert split.generate(tokens, temperature=0, max_tokens=8, ignore_eos=True).tokens == whole.tokens
+
+
+@pytest.mark.parametrize("architecture", ["gpt-oss", "gemma3"])
+def test_models_with_sliding_windows_generate_evaluate_and_embed(tmp_path: Path, architecture: str) -> None:
+    path = tmp_path / "windows.gguf"
+    command = [sys.executable, "-m", "quadriga", "synth", "-o", str(path), "--arch", architecture, "--type", "f32"]
+    subprocess.run(command, check=True, capture_output=True)
+    tokens = [int(token) for token in np.random.default_rng(9).integers(3, 200, 700)]
+    with quadriga.Model(path) as model:
+        answer = model.generate(tokens, temperature=0, max_tokens=4, ignore_eos=True)
+        rows = np.asarray(model.logits([*tokens, *answer.tokens]))
+        assert [int(row.argmax()) for row in rows[len(tokens) - 1 : -1]] == answer.tokens
+        assert np.isfinite(np.asarray(model.embed("a cat"))).all()
 
 
 def test_a_saved_kv_cache_is_found_by_another_model(tiny_path: Path) -> None:

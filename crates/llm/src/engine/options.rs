@@ -142,6 +142,14 @@ impl EngineOptions {
         EngineOptions { cache_keys: dtype, cache_values: dtype, ..self }
     }
 
+    /// These options for a KV cache without [pages](EngineOptions::pages). Slots of window layers that were chosen for pages are
+    /// chosen anew.
+    #[must_use]
+    pub fn without_pages(self) -> EngineOptions {
+        let window_slots = if self.window_slots == usize::MAX { usize::MAX } else { 0 };
+        EngineOptions { pages: 0, window_slots, ..self }
+    }
+
     /// Checks the options against a model, and fills in those that are left to it.
     pub fn resolve(mut self, model: &Model) -> Result<EngineOptions> {
         let hyper = model.hyperparameters();

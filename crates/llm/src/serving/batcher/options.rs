@@ -64,9 +64,7 @@ impl BatcherOptions {
             // What is kept elsewhere has all layers in its pages.
             self.engine.window_slots = usize::MAX;
         }
-        // Slots that were chosen for pages, where these options are filled in already, are not what a cache without them needs.
-        let window_slots = if self.engine.window_slots == usize::MAX { usize::MAX } else { 0 };
-        let without = EngineOptions { pages: 0, window_slots, ..self.engine.clone() }.resolve(model)?;
+        let without = self.engine.clone().without_pages().resolve(model)?;
         if self.engine.pages == 0 {
             self.engine.pages = without.context.div_ceil(PAGE_SLOTS).saturating_mul(without.sequences);
         }
