@@ -3,10 +3,11 @@
 
 use std::sync::Arc;
 
-use crate::common::Recipe;
-use crate::common::serving::{CONTEXT, options, random_stream_with, recipe};
+use crate::common::serving::{Answers, CONTEXT, alone, batcher, options, random_stream_with, recipe, specs};
+use crate::common::{Recipe, cpu};
+use quadriga_conformance::Rng;
 use quadriga_graph::DType;
-use quadriga_llm::serving::BatcherOptions;
+use quadriga_llm::serving::{Batcher, BatcherOptions, Service};
 use quadriga_llm::{Engine, Model};
 use quadriga_runtime::{Backend, Scheduler};
 use quadriga_sim::Sim;
@@ -37,4 +38,53 @@ fn a_device_with_the_memory_of_the_plan_serves_any_stream() {
             });
         }
     }
+}
+
+#[test]
+fn an_idle_batcher_keeps_few_plans_and_answers_as_before() {
+    const KEPT: usize = 16;
+    let mut most = 0;
+    for (seed, model) in (500..).zip(models()) {
+        println!("seed {seed}");
+        let specs = specs(&mut Rng::new(seed), 80, model.hyperparameters().vocabulary);
+        let wanted = alone(&model, &specs, DType::F32);
+        let backend = cpu(2);
+        let mut batcher = batcher(&model, Arc::clone(&backend), options(40, 240));
+        batcher.set_draft(model.clone(), &Scheduler::new([backend]), 2, &mut |_| {}).ok();
+        let plans = |batcher: &Batcher| batcher.session().plan_usage().plans;
+        for round in 0..3 {
+            let mut answers = Answers::default();
+            let mut ids = Vec::new();
+            for some in specs.chunks(40) {
+                ids.extend(some.iter().map(|spec| batcher.submit(spec.request()).unwrap()));
+                while batcher.is_busy() {
+                    let before = plans(&batcher);
+                    assert!(!batcher.release_memory().unwrap(), "requests are being answered");
+                    assert_eq!(plans(&batcher), before);
+                    answers.add(batcher.step());
+                }
+            }
+            assert_eq!(answers.failed, []);
+            for (id, wanted) in ids.iter().zip(&wanted) {
+                assert_eq!(answers.answers[id], *wanted, "round {round}");
+            }
+            let before = plans(&batcher);
+            most = most.max(before);
+            assert!(batcher.release_memory().unwrap());
+            assert_eq!(plans(&batcher), before.min(KEPT));
+        }
+    }
+    assert!(most > KEPT, "{most} plans");
+}
+
+#[test]
+fn a_service_gives_memory_back_only_without_requests() {
+    let model = recipe("llama").model();
+    let specs = specs(&mut Rng::new(510), 2, model.hyperparameters().vocabulary);
+    let service = Service::start(batcher(&model, cpu(1), options(4, 30))).unwrap();
+    let mut response = service.submit(specs[0].request()).unwrap();
+    let (first, answered) = (response.next(), response.count());
+    assert!(first.is_some() && answered > 0);
+    assert!(service.release_memory().unwrap());
+    assert!(service.submit(specs[1].request()).unwrap().count() > 0);
 }

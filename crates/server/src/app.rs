@@ -75,6 +75,8 @@ impl App {
     }
 
     /// With what gives memory back once the server has nothing to do after a time in which it took more.
+    /// After 15 seconds without requests it is called again, once engines have given back what they keep for many requests
+    /// at once ([`Batcher::release_memory`](quadriga_llm::serving::Batcher::release_memory)).
     #[must_use]
     pub fn with_memory_release(self, release: MemoryRelease) -> App {
         App { release: Some(release), ..self }

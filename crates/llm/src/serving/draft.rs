@@ -107,6 +107,11 @@ impl Draft {
         }
     }
 
+    /// As [`PagedEngine::release_memory`].
+    pub(super) fn release_memory(&mut self) -> Result<()> {
+        self.engine.release_memory()
+    }
+
     /// Gives back the pages of a sequence.
     pub(super) fn forget(&mut self, id: RequestId) {
         if let Some(sequence) = self.sequences.remove(&id) {

@@ -128,6 +128,12 @@ impl Service {
         self.with(Batcher::clear_prefixes)
     }
 
+    /// Gives memory back that many requests at once needed, as [`Batcher::release_memory`] does; `false` if requests are being
+    /// answered.
+    pub fn release_memory(&self) -> Result<bool> {
+        self.with(Batcher::release_memory)?
+    }
+
     /// Runs a function between two steps, and waits for it.
     fn with<T: Send + 'static>(&self, work: impl FnOnce(&mut Batcher) -> T + Send + 'static) -> Result<T> {
         let (reply, result) = channel();

@@ -7,9 +7,19 @@ const PAGE_BYTES: u64 = 4096;
 
 /// Bytes of memory that the process has, without what it only mapped.
 pub fn resident_bytes() -> Option<u64> {
+    statm().map(|[resident, _]| resident)
+}
+
+/// Of [`resident_bytes`], those that are no parts of files: the system takes and brings back those of files as it likes.
+pub fn anonymous_bytes() -> Option<u64> {
+    statm().map(|[resident, shared]| resident.saturating_sub(shared))
+}
+
+/// Resident bytes, and those of them that are shared with files.
+fn statm() -> Option<[u64; 2]> {
     let text = std::fs::read_to_string("/proc/self/statm").ok()?;
-    let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
-    Some(pages * PAGE_BYTES)
+    let mut bytes = text.split(' ').skip(1).map(|pages| pages.parse::<u64>().ok().map(|n| n * PAGE_BYTES));
+    Some([bytes.next()??, bytes.next()??])
 }
 
 /// Open files and sockets.

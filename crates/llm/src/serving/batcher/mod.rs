@@ -198,6 +198,24 @@ impl Batcher {
         self.engine.session()
     }
 
+    /// Gives memory back that many requests at once needed, and that later ones get again: plans of steps, of which those used
+    /// last stay, and results. `false`, and nothing has happened, if there is something to compute. The KV cache keeps its
+    /// prefixes.
+    ///
+    /// # Errors
+    /// A device failed.
+    pub fn release_memory(&mut self) -> Result<bool> {
+        if self.is_busy() {
+            return Ok(false);
+        }
+        self.waiting.shrink_to_fit();
+        self.running.shrink_to_fit();
+        self.served.shrink_to_fit();
+        self.engine.release_memory()?;
+        self.draft.as_mut().map_or(Ok(()), Draft::release_memory)?;
+        Ok(true)
+    }
+
     /// Whether there is something to compute.
     pub fn is_busy(&self) -> bool {
         !self.waiting.is_empty() || !self.running.is_empty()

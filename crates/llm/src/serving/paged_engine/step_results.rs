@@ -1,5 +1,7 @@
 //! The results of a step: argmax, the largest logits, all logits, hidden states.
 
+use quadriga_runtime::PlanLimits;
+
 use super::{PagedEngine, StepInFlight};
 use crate::engine::{resize, row_of};
 use crate::sampling::{TopLogits, find_argmax};
@@ -16,7 +18,23 @@ pub(super) struct TopRows {
     sums: Vec<f32>,
 }
 
+/// The plans that an engine without requests keeps, those used last: enough for the sizes of steps that one answer after another
+/// comes to, from its prompt to its end.
+const IDLE_PLANS: usize = 16;
+
 impl PagedEngine {
+    /// Gives memory back that steps get again when they need it: most plans, and the results of the latest step. Nothing happens
+    /// while a step is in flight.
+    pub(in crate::serving) fn release_memory(&mut self) -> Result<()> {
+        if self.in_flight.is_some() || self.ahead.is_some() {
+            return Ok(());
+        }
+        self.clear_outputs();
+        (self.logits, self.hidden, self.top) = (Vec::new(), Vec::new(), TopRows::default());
+        self.session.set_plan_limits(PlanLimits { plans: IDLE_PLANS, ..PlanLimits::default() })?;
+        Ok(self.session.set_plan_limits(PlanLimits::default())?)
+    }
+
     /// Forgets the outputs of the latest batch.
     pub(in crate::serving) fn clear_outputs(&mut self) {
         self.output_rows.clear();
