@@ -9,10 +9,10 @@ use pyo3::prelude::*;
 
 use crate::callback::is_called;
 use crate::failure::{Failure, Outcome};
-use crate::interpreter::{Counted, INSIDE, WORKING, enter, is_main_thread, is_refusing};
+use crate::interpreter::{Counted, WORKING, enter, is_main_thread, is_refusing};
 
 /// The longest wait of the main thread without a look at signals: how late Ctrl-C may be.
-const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
+pub(crate) const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long this thread may wait without a look at signals. Other threads than the main one run no handlers.
 pub(crate) fn signal_interval(py: Python<'_>) -> Outcome<Option<Duration>> {
@@ -27,8 +27,7 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> Outcome<T
     }
     let (done, _inside) = py.detach(move || {
         let done = work();
-        // Python code that called this is waited for, so the interpreter is there until it returns.
-        let inside = if is_called() { Some(Counted::new(&INSIDE)) } else { enter() };
+        let inside = enter();
         if inside.is_none() {
             loop {
                 std::thread::park();

@@ -26,8 +26,8 @@ const DEFAULT_KV_TOKENS: usize = 16_384;
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LoadOptions {
-    /// A file, a repository of the hub, or the default model.
-    path: Option<String>,
+    #[serde(skip)]
+    pub(crate) paths: LoadPaths,
     n_ctx: usize,
     n_batch: usize,
     n_parallel: usize,
@@ -40,16 +40,24 @@ pub(crate) struct LoadOptions {
     vram_budget: Option<u64>,
     tensor_overrides: Vec<String>,
     cache_ram: u64,
-    cache_file: Option<PathBuf>,
     lookup: usize,
-    draft: Option<PathBuf>,
-    lora: Vec<(PathBuf, f32)>,
     chat_template: Option<String>,
     use_mmap: bool,
     offline: bool,
-    cache_dir: Option<PathBuf>,
     /// The file of the repository, in place of a type of quantization.
     hub_file: Option<String>,
+}
+
+/// The arguments that name files, apart from the others: a path need not be Unicode, which JSON is.
+#[derive(Default, FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct LoadPaths {
+    /// A file, a repository of the hub, or the default model.
+    path: Option<PathBuf>,
+    cache_file: Option<PathBuf>,
+    draft: Option<PathBuf>,
+    lora: Vec<(PathBuf, f32)>,
+    cache_dir: Option<PathBuf>,
 }
 
 /// A model that is loaded.
@@ -77,11 +85,11 @@ impl LoadOptions {
         let named = |error: quadriga_llm::Error| name_file(Failure::of_llm(&error), &path);
         let file = if self.use_mmap { File::open(&path) } else { File::read(&path) };
         let mut model = file.map_err(quadriga_llm::Error::from).and_then(Model::from_file).map_err(named)?;
-        if !self.lora.is_empty() {
+        if !self.paths.lora.is_empty() {
             let open = |(path, scale): &(PathBuf, f32)| {
                 Adapter::open(path, *scale).map_err(|error| name_file(Failure::of_llm(&error), path))
             };
-            let adapters = self.lora.iter().map(open).collect::<Outcome<Vec<_>>>()?;
+            let adapters = self.paths.lora.iter().map(open).collect::<Outcome<Vec<_>>>()?;
             model = model.with_adapters(&adapters)?;
         }
         if let Some(source) = &self.chat_template {
@@ -113,7 +121,7 @@ impl LoadOptions {
                 ..self.engine()?
             },
             cache_ram: self.cache_ram,
-            cache_file: self.cache_file.clone().map(|path| CacheFile { path, bytes: 4 << 30 }),
+            cache_file: self.paths.cache_file.clone().map(|path| CacheFile { path, bytes: 4 << 30 }),
             lookup: self.lookup,
             queue: usize::MAX,
             ..BatcherOptions::default()
@@ -122,9 +130,9 @@ impl LoadOptions {
         let (placed, engine) = placement.plan_with_context(&model, &devices, &options.engine)?;
         let options = BatcherOptions { engine: engine.clone(), ..options };
         let mut batcher = Batcher::new(model, &placed.scheduler, options, &mut |_| {})?;
-        if let Some(path) = &self.draft {
+        if let Some(path) = &self.paths.draft {
             let draft = Model::open(path).map_err(|error| name_file(Failure::of_llm(&error), path))?;
-            let draft_placed = placement.plan(&draft, &devices, &engine)?;
+            let draft_placed = placement.plan_draft(&draft, &devices, &engine)?;
             batcher.set_draft(draft, &draft_placed.scheduler, 6, &mut |_| {})?;
         }
         let served = ServedModel::start(name, batcher, GeneratorOptions::default(), None)?;
@@ -202,25 +210,25 @@ impl LoadOptions {
         devices: &Devices,
         interrupted: &mut dyn FnMut() -> Outcome,
     ) -> Outcome<PathBuf> {
-        let Some(name) = &self.path else {
+        let Some(path) = &self.paths.path else {
             let mut raised = Ok(());
-            let fetched = default_model::fetch(self.cache_dir.as_deref(), &mut |_| {
+            let fetched = default_model::fetch(self.paths.cache_dir.as_deref(), &mut |_| {
                 raised = interrupted();
                 if raised.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             });
             raised?;
             return Ok(fetched?);
         };
-        let path = Path::new(name);
         let is_path = path.exists() || path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
-        let repository = name.parse::<RepositoryName>();
+        let repository = path.to_str().map(str::parse::<RepositoryName>);
         match repository {
-            Ok(repository) if !is_path => self.pull(&repository, placement, devices, interrupted),
-            _ if path.exists() => Ok(path.to_owned()),
+            Some(Ok(repository)) if !is_path => self.pull(&repository, placement, devices, interrupted),
+            _ if path.exists() => Ok(path.clone()),
             _ => Err(Failure::new(
                 "ModelNotFound",
                 format!(
-                    "{name}: there is no such file; a model of the hub is named ORG/REPO or ORG/REPO:QUANT"
+                    "{}: there is no such file; a model of the hub is named ORG/REPO or ORG/REPO:QUANT",
+                    path.display()
                 ),
             )),
         }
@@ -234,7 +242,7 @@ impl LoadOptions {
         devices: &Devices,
         interrupted: &mut dyn FnMut() -> Outcome,
     ) -> Outcome<PathBuf> {
-        let settings = HubSettings::from_environment(self.cache_dir.as_deref())?;
+        let settings = HubSettings::from_environment(self.paths.cache_dir.as_deref())?;
         let settings = HubSettings { offline: settings.offline || self.offline, ..settings };
         let offline = settings.offline;
         let cache = ModelCache::new(&settings.cache, &settings.shared_caches);

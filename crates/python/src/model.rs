@@ -1,7 +1,9 @@
 //! A loaded model: requests of any thread go to one batching engine.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -16,11 +18,11 @@ use quadriga_server::requests;
 use quadriga_view::Picture;
 
 use crate::callback::{Caller, check_model, is_called_by, new_number};
-use crate::detached::{detached, interruptible};
+use crate::detached::{SIGNAL_INTERVAL, detached, interruptible};
 use crate::failure::{Failure, Outcome};
 use crate::floats::Floats;
-use crate::interpreter::is_refusing;
-use crate::loading::{LoadOptions, LoadedModel, LoadedParts, check_signals};
+use crate::interpreter::{Counted, WORKING, is_refusing};
+use crate::loading::{LoadOptions, LoadPaths, LoadedModel, LoadedParts, check_signals};
 use crate::logits::LogitsProcessors;
 use crate::measure::stream_requests;
 use crate::model_facts;
@@ -142,10 +144,26 @@ fn release(number: u64, engines: Arc<Engines>) {
     if !is_called_by(Caller::Model(number)) {
         drop(engines);
     } else if let Some(last) = Arc::into_inner(engines) {
-        // Without a thread they are dropped here, and the processor fails.
-        let _ = std::thread::Builder::new().name("quadriga-close".to_owned()).spawn(move || drop(last));
+        drop(end(Arc::new(last)));
     }
 }
+
+/// Ends engines on a thread of their own: a logits processor that does not return keeps theirs. The receiver is disconnected
+/// when they have ended.
+fn end(engines: Arc<Engines>) -> Receiver<()> {
+    let (ended, receiver) = channel();
+    let working = Counted::new(&WORKING);
+    let run = move || {
+        drop(engines);
+        drop((ended, working));
+    };
+    // Without a thread they end here, and a logits processor that calls this fails.
+    let _ = std::thread::Builder::new().name("quadriga-close".to_owned()).spawn(run);
+    receiver
+}
+
+/// How long the end of a model that nobody closed is waited for.
+const DROP_WAIT: Duration = Duration::from_secs(5);
 
 impl ModelCore {
     fn engines(&self) -> Outcome<Arc<Engines>> {
@@ -203,6 +221,15 @@ impl ModelCore {
         self.with(py, work)
     }
 
+    /// Begins to end the engines, unless that was done before, or in another process.
+    fn begin_end(&self) -> Outcome<Option<Receiver<()>>> {
+        if !self.process.is_here() {
+            return Ok(None);
+        }
+        check_model(self.number)?;
+        Ok(self.engines.write().unwrap_or_else(PoisonError::into_inner).take().map(end))
+    }
+
     /// What a request asks for.
     fn parse(engines: &Engines, path: &str, body: &str) -> Outcome<Generation> {
         let body = JsonBody::parse(body.as_bytes())?;
@@ -242,11 +269,12 @@ impl ModelCore {
 
 #[pymethods]
 impl ModelCore {
-    /// Loads the model that a JSON object describes.
+    /// Loads the model that a JSON object describes, and a dictionary of paths.
     #[new]
-    fn new(py: Python<'_>, options: &str) -> PyResult<ModelCore> {
-        let options: LoadOptions =
+    fn new(py: Python<'_>, options: &str, paths: LoadPaths) -> PyResult<ModelCore> {
+        let mut options: LoadOptions =
             serde_json::from_str(options).map_err(|error| Failure::invalid(error.to_string()))?;
+        options.paths = paths;
         let LoadedModel { served, parts } = detached(py, || options.load(&mut check_signals))?;
         let engines = Engines {
             served: Arc::new(served),
@@ -262,15 +290,26 @@ impl ModelCore {
         })
     }
 
-    /// Ends all requests and frees the memory, after the calls of other threads that compute with the engines.
+    /// Ends all requests and frees the memory, after the calls of other threads that compute with the engines. An exception of a
+    /// signal handler ends the wait, and the end goes on in the background.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        if !self.process.is_here() {
-            return Ok(());
+        let Some(ended) = self.begin_end()? else { return Ok(()) };
+        // A receiver is not for several threads; here one has it at a time.
+        let ended = Mutex::new(ended);
+        let wait = || {
+            let ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
+            Ok(ended.recv_timeout(SIGNAL_INTERVAL) == Err(RecvTimeoutError::Timeout))
+        };
+        // At the end of the interpreter, that waits.
+        while !is_refusing() && detached(py, wait)? {
+            py.check_signals()?;
         }
-        check_model(self.number)?;
-        let engines = self.engines.write().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(engines));
         Ok(())
+    }
+
+    /// As `close`, but in the background: for the end of the interpreter.
+    fn begin_close(&self) -> PyResult<()> {
+        Ok(self.begin_end().map(drop)?)
     }
 
     /// Whether the model was closed.
@@ -440,15 +479,18 @@ impl ModelCore {
 }
 
 impl Drop for ModelCore {
-    /// Ends the engine's threads. In a fork they do not exist, and at the end of the interpreter they end with the process.
+    /// Ends the engine's threads. In a fork they do not exist, and at the end of the interpreter they end with the process. A
+    /// logits processor that does not return is not waited for: nobody could interrupt that.
     fn drop(&mut self) {
         let mut engines = self.engines.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if self.process.is_here() {
             let _ = Python::try_attach(|py| {
-                let engines = engines.take();
+                let ended = engines.take().map(end);
                 py.detach(|| {
-                    if let Some(engines) = engines {
-                        release(self.number, engines);
+                    if !is_called_by(Caller::Model(self.number))
+                        && let Some(ended) = ended
+                    {
+                        let _ = ended.recv_timeout(DROP_WAIT);
                     }
                 });
             });

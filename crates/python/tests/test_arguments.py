@@ -81,6 +81,46 @@ def test_numbers_that_no_model_has_are_named(tiny_path: Path) -> None:
         g.plan(budgets={"cpu": -1})
 
 
+def test_options_of_the_wrong_type_are_named(tiny_path: Path) -> None:
+    wrong: Any
+    for name, wrong, error in (
+        ("chat_template", 3, TypeError),
+        ("use_mmap", "x", TypeError),
+        ("offline", None, TypeError),
+        ("cache_type", None, TypeError),
+        ("cache_type_v", 8, TypeError),
+        ("devices", [1], TypeError),
+        ("hub_file", b"x", TypeError),
+        ("hub_file", "x\udcff", quadriga.InvalidRequest),
+        ("lora", (tiny_path, float("nan")), quadriga.InvalidRequest),
+        ("lora", [(tiny_path, "much")], TypeError),
+    ):
+        options: dict[str, Any] = {name: wrong}
+        with pytest.raises(error, match=name):
+            quadriga.Model(tiny_path, **options)
+
+
+def test_paths_need_not_be_unicode(tiny_path: Path, tmp_path: Path) -> None:
+    path = os.path.join(os.fsencode(tmp_path), b"m\xff.gguf")
+    with pytest.raises(quadriga.ModelNotFound, match="no such file"):
+        quadriga.Model(path)
+    with open(path, "wb") as file:
+        file.write(tiny_path.read_bytes())
+    cache = os.path.join(os.fsencode(tmp_path), b"cache\xff")
+    for name in (path, os.fsdecode(path), Path(os.fsdecode(path))):
+        with quadriga.Model(name, n_ctx=256, cache_file=cache, draft=path) as model:
+            assert model.generate([1, 2, 3], max_tokens=1, ignore_eos=True).usage.completion_tokens == 1
+
+
+def test_an_infinite_bias_bans_a_token(tiny: quadriga.Model) -> None:
+    ask: dict[str, Any] = {"temperature": 0, "max_tokens": 1, "ignore_eos": True}
+    first = tiny.generate([1, 2, 3], **ask).tokens[0]
+    for bias in ({first: float("-inf")}, {str(first): -np.inf}):
+        assert tiny.generate([1, 2, 3], logit_bias=bias, **ask).tokens[0] != first
+    with pytest.raises(quadriga.InvalidRequest, match="finite"):
+        tiny.generate([1], logit_bias={first: float("nan")}, **ask)
+
+
 def test_wrong_messages_and_options_are_named(tiny: quadriga.Model) -> None:
     texts: Any = ["hi"]
     with pytest.raises(quadriga.InvalidRequest, match="message 0 is a str"):

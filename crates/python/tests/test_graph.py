@@ -157,6 +157,21 @@ def test_an_operation_that_fails_is_an_error_of_the_run() -> None:
         session.observe(lambda seen: None, inputs={"x": [1.0] * 4})
 
 
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+def test_an_exception_of_a_rule_is_raised_as_it_is(kind: type[BaseException]) -> None:
+    def rule(x: Any) -> Any:
+        raise kind("my own rule") from KeyError("why")
+
+    @graph.operation(shape=rule)
+    def fails(x: Array) -> Array:
+        return x
+
+    g = graph.Graph()
+    with pytest.raises(kind, match="my own rule") as caught:
+        fails(g.input("x", (4,)))
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
 def test_observers_see_results_and_end_the_run() -> None:
     g = graph.Graph()
     x = g.input("x", (4,))

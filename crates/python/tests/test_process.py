@@ -72,6 +72,79 @@ leave.set()
     assert (ended.stdout, ended.returncode) == ("interrupted\n", 0), ended.stderr
 
 
+def test_ctrl_c_ends_the_wait_for_a_model_that_is_closed(tiny_path: Path) -> None:
+    # A logits processor that does not return keeps the engine's thread.
+    script = """
+import os, signal, sys, threading, quadriga
+model = quadriga.Model(sys.argv[1])
+entered, leave, closing = threading.Event(), threading.Event(), threading.Event()
+def block(tokens, logits):
+    entered.set()
+    leave.wait()
+stream = model.generate([1, 2, 3], stream=True, logits_processors=[block])
+entered.wait()
+threading.Thread(target=lambda: (closing.wait(), os.kill(os.getpid(), signal.SIGINT))).start()
+try:
+    closing.set()
+    model.close()
+    print("closed")
+except KeyboardInterrupt:
+    print("interrupted")
+try:
+    model.generate([1])
+except quadriga.Closed:
+    print("and closed")
+leave.set()
+model.close()
+"""
+    ended = run(script, str(tiny_path))
+    assert (ended.stdout, ended.returncode) == ("interrupted\nand closed\n", 0), ended.stderr
+
+
+def test_a_logits_processor_that_blocks_does_not_keep_the_process(tiny_path: Path) -> None:
+    # The second one asks for the GIL when the interpreter is gone: CPython ends its thread, which must not abort the process.
+    script = """
+import sys, threading, time, quadriga
+entered = [threading.Event(), threading.Event()]
+def block(tokens, logits):
+    entered[0].set()
+    threading.Event().wait()
+def spin(tokens, logits):
+    entered[1].set()
+    while True:
+        time.sleep(0)
+models = [quadriga.Model(sys.argv[1], n_ctx=256) for _ in entered]
+streams = [
+    model.generate([1, 2, 3], stream=True, logits_processors=[processor])
+    for model, processor in zip(models, (block, spin))
+]
+for event in entered:
+    event.wait()
+sys.exit("user code failed")
+"""
+    ended = run(script, str(tiny_path))
+    assert ended.returncode == 1 and ended.stderr == "user code failed\n", (ended.returncode, ended.stderr)
+
+
+def test_a_model_with_a_blocked_processor_can_be_dropped(tiny_path: Path) -> None:
+    script = """
+import gc, sys, threading, quadriga
+entered, leave = threading.Event(), threading.Event()
+def block(tokens, logits):
+    entered.set()
+    leave.wait()
+model = quadriga.Model(sys.argv[1], n_ctx=256)
+stream = model.generate([1, 2, 3], stream=True, logits_processors=[block])
+entered.wait()
+del stream, model
+gc.collect()
+leave.set()
+print("dropped")
+"""
+    ended = run(script, str(tiny_path))
+    assert (ended.stdout, ended.returncode) == ("dropped\n", 0), ended.stderr
+
+
 def test_a_fork_can_neither_use_nor_break_a_model(tiny_path: Path) -> None:
     script = """
 import os, sys, quadriga

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
+import pytest
 import quadriga
 
 #: Seconds after which a wait is one without end.
@@ -105,3 +108,47 @@ def test_a_model_that_is_closed_during_a_call_wakes_event_loops(tiny_path: Path)
         asyncio.run(run())
     finally:
         gate.opened.set()
+
+
+@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration])
+def test_processors_do_not_end_an_answer_by_accident(tiny: quadriga.Model, kind: type[Exception]) -> None:
+    # As in a generator (PEP 479): `next` of an iterator that is used up must not look like the end of the answer.
+    def fail(tokens: object, logits: object) -> None:
+        raise kind("used up")
+
+    with pytest.raises(RuntimeError, match=f"logits processor raised {kind.__name__}") as caught:
+        tiny.generate([1, 2, 3], max_tokens=4, logits_processors=[fail])
+    assert isinstance(caught.value.__cause__, kind)
+
+    async def read() -> None:
+        async for _ in tiny.generate([1, 2, 3], stream=True, max_tokens=4, logits_processors=[fail]):
+            pass
+
+    with pytest.raises(RuntimeError, match=kind.__name__):
+        asyncio.run(read())
+
+
+def test_long_prompts_and_chats_are_prepared_beside_the_event_loop(
+    tiny: quadriga.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    core = tiny._core  # pyright: ignore[reportPrivateUsage]
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            if name == "submit":
+                threads.append(threading.get_ident())
+            return getattr(core, name)
+
+    monkeypatch.setattr(tiny, "_core", Watched())
+
+    async def ask() -> None:
+        await tiny.generate_async([1, 2, 3], max_tokens=1)
+        with contextlib.suppress(quadriga.ContextFull):
+            await tiny.generate_async("a " * 600, max_tokens=1)
+        await tiny.generate_async([1], max_tokens=1, grammar='root ::= "a"')
+        await tiny.chat_async("Hi", max_tokens=1)
+
+    asyncio.run(ask())
+    own = threading.get_ident()
+    assert threads[0] == own and own not in threads[1:] and len(threads) == 4

@@ -6,28 +6,27 @@ import atexit
 import os
 import threading
 import weakref
-from typing import Protocol
+from collections.abc import Callable
 
 from ._quadriga import forget_threads, refuse, set_main_thread, settle
 
 __all__ = ["open_models"]
 
 
-class _Closable(Protocol):
-    def close(self) -> None: ...
+#: The models that are open, with what begins to close each. That is called before the interpreter shuts down.
+open_models: weakref.WeakKeyDictionary[object, Callable[[], None]] = weakref.WeakKeyDictionary()
 
-
-#: The models that are open. They are closed before the interpreter shuts down.
-open_models: weakref.WeakSet[_Closable] = weakref.WeakSet()
+#: How long the end of the interpreter waits for what threads still do, such as a logits processor, in seconds.
+_LONGEST_WAIT = 5.0
 
 
 @atexit.register
 def _close_all() -> None:
     """Ends what threads still do with this package, so that none of them meets an interpreter that is gone."""
     refuse()
-    for model in list(open_models):
-        model.close()
-    settle(5.0)
+    for begin_close in list(open_models.values()):
+        begin_close()
+    settle(_LONGEST_WAIT)
 
 
 def _in_fork() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -22,6 +23,8 @@ from ._requests import (
     adapter_list,
     chat_options,
     checked_count,
+    checked_flag,
+    checked_text,
     checked_tokens,
     existing_path,
     message_list,
@@ -37,6 +40,10 @@ __all__ = ["Model"]
 
 #: Texts that are embedded by one call of the native part.
 _EMBEDDED_TEXTS = 64
+
+#: Prompts of at most so many characters or tokens, with these options, begin at once: the event loop's thread submits them.
+_SHORT_PROMPT = 1024
+_QUICK_OPTIONS = frozenset("max_tokens temperature top_p top_k min_p seed stop logprobs logits_processors ignore_eos".split())
 
 
 class Model(ModelFacts):
@@ -101,36 +108,40 @@ class Model(ModelFacts):
             hub_file: With ORG/REPO as path, the file of that repository, in place of QUANT.
         """
         options = {
-            "path": path_text(path),
             "n_ctx": checked_count("n_ctx", n_ctx, 0),
             "n_batch": checked_count("n_batch", n_batch, 1),
             "n_parallel": checked_count("n_parallel", n_parallel, 1),
             "kv_tokens": None if kv_tokens is None else checked_count("kv_tokens", kv_tokens, 1),
             "n_gpu_layers": str(n_gpu_layers),
-            "devices": names_list(devices),
+            "devices": names_list("devices", devices),
             "n_threads": None if n_threads is None else checked_count("n_threads", n_threads, 1),
-            "cache_type_k": cache_type,
-            "cache_type_v": cache_type_v or cache_type,
+            "cache_type_k": checked_text("cache_type", cache_type),
+            "cache_type_v": checked_text("cache_type_v", cache_type if cache_type_v is None else cache_type_v),
             "vram_budget": None if vram_budget is None else checked_count("vram_budget", vram_budget, 0),
-            "tensor_overrides": names_list(tensor_overrides),
+            "tensor_overrides": names_list("tensor_overrides", tensor_overrides),
             "cache_ram": checked_count("cache_ram", cache_ram, 0),
-            "cache_file": path_text(cache_file),
             "lookup": checked_count("lookup", lookup, 0),
+            "chat_template": None if chat_template is None else checked_text("chat_template", chat_template),
+            "use_mmap": checked_flag("use_mmap", use_mmap),
+            "offline": checked_flag("offline", offline),
+            "hub_file": None if hub_file is None else checked_text("hub_file", hub_file),
+        }
+        # A path need not be Unicode, which JSON is.
+        paths = {
+            "path": path_text(path),
+            "cache_file": path_text(cache_file),
             "draft": None if draft is None else existing_path("draft", draft),
             "lora": adapter_list(lora),
-            "chat_template": chat_template,
-            "use_mmap": use_mmap,
-            "offline": offline,
             "cache_dir": path_text(cache_dir),
-            "hub_file": hub_file,
         }
-        super().__init__(ModelCore(json.dumps(options)))
-        open_models.add(self)
+        super().__init__(ModelCore(json.dumps(options), paths))
+        open_models[self] = self._core.begin_close
 
     def close(self) -> None:
-        """Ends all requests and frees the memory."""
+        """Ends all requests and frees the memory. It waits for logits processors that are running; Ctrl-C ends the wait, and
+        the rest is done in the background."""
         self._core.close()
-        open_models.discard(self)
+        open_models.pop(self, None)
 
     def __enter__(self) -> Model:
         return self
@@ -304,11 +315,16 @@ class Model(ModelFacts):
 
     async def generate_async(self, prompt: str | Sequence[int], **options: Any) -> Completion:
         """As `generate`, in an event loop. To stream, use `async for` on `generate(…, stream=True)`."""
-        return await self.generate(prompt, stream=True, **options).collect_async()
+        # Tokenizing a long text, or compiling a grammar, would keep the event loop.
+        if len(prompt) <= _SHORT_PROMPT and options.keys() <= _QUICK_OPTIONS:
+            return await self.generate(prompt, stream=True, **options).collect_async()
+        stream = await asyncio.to_thread(self.generate, prompt, stream=True, **options)
+        return await stream.collect_async()
 
     async def chat_async(self, messages: Messages, **options: Any) -> Completion:
         """As `chat`, in an event loop. To stream, use `async for` on `chat(…, stream=True)`."""
-        return await self.chat(messages, stream=True, **options).collect_async()
+        stream = await asyncio.to_thread(self.chat, messages, stream=True, **options)
+        return await stream.collect_async()
 
     def _answer(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ __all__ = [
     "adapter_list",
     "chat_options",
     "checked_count",
+    "checked_flag",
+    "checked_text",
     "checked_tokens",
     "existing_path",
     "message_list",
@@ -56,9 +59,25 @@ def path_text(path: AnyPath | None) -> str | None:
     return None if path is None else os.fsdecode(path)
 
 
-def names_list(names: str | Sequence[str]) -> list[str]:
+def names_list(option: str, names: str | Sequence[str]) -> list[str]:
     """Names; a single one need not be in a list."""
-    return [names] if isinstance(names, str) else list(names)
+    return [checked_text(option, name) for name in ([names] if isinstance(names, str) else names)]
+
+
+def checked_text(option: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{option} is {value!r}; it must be a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{option} is {value!r}, which is not Unicode") from error
+    return value
+
+
+def checked_flag(option: str, value: Any) -> bool:
+    if value not in (0, 1):
+        raise TypeError(f"{option} is {value!r}; it must be True or False")
+    return bool(value)
 
 
 def existing_path(what: str, path: AnyPath) -> str:
@@ -80,7 +99,14 @@ def adapter_list(lora: Adapters) -> list[tuple[str, float]]:
     adapters: list[tuple[str, float]] = []
     for entry in entries:
         path, scale = entry if isinstance(entry, tuple) else (entry, 1.0)  # pyright: ignore[reportUnknownVariableType]
-        adapters.append((existing_path("lora", path), float(scale)))  # pyright: ignore[reportUnknownArgumentType]
+        found = existing_path("lora", path)  # pyright: ignore[reportUnknownArgumentType]
+        try:
+            number = float(scale)  # pyright: ignore[reportUnknownArgumentType]
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"lora: the scale of {found} is {scale!r}; it must be a number") from error
+        if not math.isfinite(number):
+            raise InvalidRequest(f"lora: the scale of {found} is {number}; it must be finite")
+        adapters.append((found, number))
     return adapters
 
 
@@ -143,6 +169,11 @@ def request_options(named: dict[str, Any], more: dict[str, Any]) -> dict[str, An
     stop = named["stop"]
     if stop is not None:
         body["stop"] = stop if isinstance(stop, str) else list(stop)
+    bias = more.get("logit_bias")
+    if isinstance(bias, Mapping):
+        # JSON has no infinity; for the server, false bans a token.
+        banned = {token: False if value == -math.inf else value for token, value in bias.items()}  # pyright: ignore[reportUnknownVariableType]
+        more = {**more, "logit_bias": banned}
     return {**body, **more}
 
 

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use quadriga_graph::{DType, Data, Graph, GraphBuilder, Scope, Shape, Value, Weight};
 
 use super::array::{ArrayView, dtype, shape};
-use super::custom::CustomOperation;
+use super::custom::{CustomOperation, original};
 use super::operation::Operation;
 use super::plan::PlanCore;
 use crate::callback::{Caller, busy, is_called_by};
@@ -72,7 +72,7 @@ impl GraphCore {
     /// Sends a command and waits without the GIL, which rules of custom operations need.
     fn call(&self, py: Python<'_>, command: BuildCommand) -> Outcome<BuildReply> {
         self.process.check("graph")?;
-        detached(py, || {
+        let called = detached(py, || {
             let mut state = self.state()?;
             let calls = match &*state {
                 GraphState::Open(calls) => calls,
@@ -98,7 +98,8 @@ impl GraphCore {
                 }
                 answer => answer,
             }
-        })
+        });
+        called.map_err(original)
     }
 
     fn value(&self, py: Python<'_>, command: BuildCommand) -> PyResult<BuiltValue> {

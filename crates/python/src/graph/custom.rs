@@ -11,7 +11,7 @@ use quadriga_graph::{CustomCall, CustomError, CustomKernel, CustomOp, DType, Sha
 use super::array::{dtype, numpy_name, shape};
 use crate::callback::{Caller, called_by};
 use crate::failure::Failure;
-use crate::interpreter::attached;
+use crate::interpreter::{attached, call_function};
 
 /// An operation whose rule and code are Python functions.
 #[pyclass(frozen, module = "quadriga._quadriga")]
@@ -59,27 +59,31 @@ pub(crate) fn calls() -> u64 {
     CALLS.load(Ordering::SeqCst)
 }
 
-fn call_python<T>(work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, (String, Option<PyErr>)> {
-    let done = attached(|py| {
-        called_by(Caller::Graph, || work(py)).map_err(|raised| (described(py, &raised), Some(raised)))
-    });
-    done.unwrap_or_else(|| Err(("the interpreter is shutting down".to_owned(), None)))
+/// Runs a function of an operation. Its exception is kept under the text that is returned.
+fn call_python<T>(work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, String> {
+    let done = attached(|py| called_by(Caller::Graph, || work(py)).map_err(|raised| keep(py, raised)));
+    done.unwrap_or_else(|| Err("the interpreter is shutting down".to_owned()))
 }
 
-/// Exceptions of operations, under the text that stands for each in the error of a run: errors of devices are texts.
+/// Exceptions of operations, under the text that stands for each in the error of a run or of a graph: those errors are texts.
 static RAISED: Mutex<VecDeque<(String, PyErr)>> = Mutex::new(VecDeque::new());
 /// How many are kept: more than runs that fail at the same time.
 const KEPT: usize = 64;
 
-fn keep(text: &str, raised: PyErr) {
+/// Keeps an exception, and returns a text that no other one has: threads may raise equal ones at the same time.
+fn keep(py: Python<'_>, raised: PyErr) -> String {
+    static NUMBER: AtomicU64 = AtomicU64::new(1);
+    let text = format!("{} (exception {})", described(py, &raised), NUMBER.fetch_add(1, Ordering::Relaxed));
     let mut kept = RAISED.lock().unwrap_or_else(PoisonError::into_inner);
-    kept.push_back((text.to_owned(), raised));
-    if kept.len() > KEPT {
-        kept.pop_front();
-    }
+    kept.push_back((text.clone(), raised));
+    let oldest = if kept.len() > KEPT { kept.pop_front() } else { None };
+    // Its end may run Python code, which may come here.
+    drop(kept);
+    drop(oldest);
+    text
 }
 
-/// The exception of the operation that made a run fail, if that was the reason.
+/// The exception of the operation that made a run fail, or of its rule that made a graph fail, if that was the reason.
 pub(crate) fn original(failure: Failure) -> Failure {
     let Failure::Library { message, .. } = &failure else { return failure };
     let mut kept = RAISED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -102,11 +106,12 @@ impl CustomKernel for PythonKernel {
     fn infer(&self, inputs: &[&Tensor]) -> Result<(DType, Shape), CustomError> {
         let inferred = call_python(|py| {
             let inputs = inputs.iter().map(|tensor| (tensor.dtype().name(), tensor.shape().dims().to_vec()));
-            let result = self.infer.call1(py, (PyList::new(py, inputs.collect::<Vec<_>>())?,))?;
-            let (name, dims): (String, Vec<usize>) = result.extract(py)?;
+            let inputs = PyList::new(py, inputs.collect::<Vec<_>>())?;
+            let result = call_function(self.infer.bind(py), (inputs,))?;
+            let (name, dims): (String, Vec<usize>) = result.extract()?;
             Ok((dtype(&name)?, shape(&dims)?))
         });
-        inferred.map_err(|(text, _)| text.into())
+        inferred.map_err(CustomError::from)
     }
 
     /// One call computes the whole result.
@@ -132,8 +137,8 @@ impl CustomKernel for PythonKernel {
         let computed = call_python(|py| {
             let inputs = inputs.into_iter().map(|(bytes, of, dims)| (PyBytes::new(py, bytes), of, dims));
             let inputs = PyList::new(py, inputs.collect::<Vec<_>>())?;
-            let result = self.compute.call1(py, (inputs, of, dims))?;
-            let result = result.bind(py).cast::<PyBytes>()?;
+            let result = call_function(self.compute.bind(py), (inputs, of, dims))?;
+            let result = result.cast::<PyBytes>()?;
             if result.as_bytes().len() != output.len() {
                 let (found, wanted) = (result.as_bytes().len(), output.len());
                 return Err(
@@ -143,11 +148,6 @@ impl CustomKernel for PythonKernel {
             output.copy_from_slice(result.as_bytes());
             Ok(())
         });
-        computed.map_err(|(text, raised)| {
-            if let Some(raised) = raised {
-                keep(&text, raised);
-            }
-            text.into()
-        })
+        computed.map_err(CustomError::from)
     }
 }

@@ -9,7 +9,7 @@ use quadriga_runtime::{Observed, Observer, Plan};
 
 use super::array::numpy_name;
 use crate::callback::{Caller, called_by};
-use crate::interpreter::attached;
+use crate::interpreter::{attached, call_function};
 
 /// Calls a Python function with the name, bytes, type, shape and strides of each result that it wants to see.
 pub(crate) struct PythonObserver {
@@ -45,7 +45,7 @@ impl Observer for PythonObserver {
                 strides.to_vec(),
                 backend,
             );
-            called_by(Caller::Graph, || self.function.call1(py, arguments))?.extract::<bool>(py)
+            called_by(Caller::Graph, || call_function(self.function.bind(py), arguments))?.extract::<bool>()
         });
         match goes_on {
             Some(Ok(true)) => ControlFlow::Continue(()),
