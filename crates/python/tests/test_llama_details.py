@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 import quadriga
 from hub_server import hub
-from quadriga.llama_cpp import Llama, StoppingCriteriaList
+from quadriga.llama_cpp import Llama, LlamaGrammar, StoppingCriteriaList
 from quadriga.llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 
@@ -90,6 +90,110 @@ def test_offsets_count_from_the_beginning_of_the_text(llm: Llama) -> None:
     for offset, token in zip(choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"]):
         assert choice["text"][offset : offset + len(token)] == token
     assert choice["logprobs"]["text_offset"][0] == len(prompt)
+
+
+def test_tokens_that_are_parts_of_a_character_have_its_bytes(llm: Llama) -> None:
+    grammar = LlamaGrammar.from_string('root ::= "🦄🦄ab"')
+    ask: dict[str, Any] = {"max_tokens": 16, "temperature": 0, "grammar": grammar}
+    answer = llm.create_chat_completion([{"role": "user", "content": "Hi"}], logprobs=True, **ask)["choices"][0]
+    # The last token is the end of the text.
+    content = answer["logprobs"]["content"][:-1]
+    assert b"".join(bytes(entry["bytes"]) for entry in content) == "🦄🦄ab".encode()
+    assert any(entry["token"] == "\ufffd" for entry in content), content
+
+    whole = llm("x", logprobs=1, **ask)["choices"][0]
+    offsets = whole["logprobs"]["text_offset"]
+    assert whole["text"] == "🦄🦄ab" and offsets == sorted(offsets)
+    for offset, token in zip(offsets[:-1], whole["logprobs"]["tokens"]):
+        assert "\ufffd" in token or whole["text"][offset:].startswith(token)
+    # Several tokens of one character begin where it begins.
+    assert offsets.count(0) > 1 and offsets[-1] == len(whole["text"])
+    chunks = [chunk["choices"][0]["logprobs"] for chunk in llm("x", logprobs=1, stream=True, **ask)]
+    assert [offset for chunk in chunks if chunk for offset in chunk["text_offset"]] == offsets
+
+
+def test_a_seed_gives_a_sequence_of_answers(tiny_path: Path) -> None:
+    def answers(seed: int, count: int) -> list[list[int]]:
+        llama = Llama(tiny_path, n_ctx=128, seed=seed)
+        found: list[list[int]] = []
+        for _ in range(count):
+            llama.create_completion([1, 2, 3], max_tokens=8, temperature=2.0, top_k=0, min_p=0.0, top_p=1.0)
+            found.append(llama.input_ids.tolist())
+        llama.close()
+        return found
+
+    first = answers(7, 3)
+    assert first == answers(7, 3) and first != answers(8, 3)
+    assert first[0] != first[1] != first[2] != first[0]
+    with_own = Llama(tiny_path, n_ctx=128, seed=7)
+    texts = [with_own("ab", max_tokens=8, temperature=2.0, top_k=0, min_p=0.0, seed=5)["choices"][0]["text"] for _ in range(2)]
+    assert texts[0] == texts[1]
+    with_own.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "neutral"),
+    [
+        ("rope_freq_base", 10000.0, 0.0),
+        ("rope_freq_scale", 0.5, 0.0),
+        ("rope_scaling_type", 2, -1),
+        ("yarn_ext_factor", 1.0, -1.0),
+        ("yarn_attn_factor", 2.0, 1.0),
+        ("yarn_beta_fast", 1.0, 32.0),
+        ("yarn_beta_slow", 2.0, 1.0),
+        ("yarn_orig_ctx", 4096, 0),
+        ("kv_overrides", {"a": 1}, None),
+        ("pooling_type", 1, -1),
+        ("vocab_only", True, False),
+        ("lora_base", "base.gguf", None),
+        ("tokenizer", object(), None),
+        ("chat_handler", object(), None),
+    ],
+)
+def test_arguments_that_would_change_answers_are_refused(tiny_path: Path, name: str, value: Any, neutral: Any) -> None:
+    given: dict[str, Any] = {name: value}
+    with pytest.raises(quadriga.InvalidRequest, match=name):
+        Llama(tiny_path, n_ctx=64, **given)
+    given = {name: neutral}
+    Llama(tiny_path, n_ctx=64, **given).close()
+
+
+def test_scores_are_those_of_the_tokens(tiny_path: Path) -> None:
+    llama = Llama(tiny_path, n_ctx=128)
+    llama.eval([1, 2, 3])
+    known = llama.scores.copy()
+    state = llama.save_state()
+    assert state.scores.tolist() == known.tolist()
+    llama.create_completion([1, 2, 4, 5], max_tokens=2, temperature=0)
+    assert llama.n_tokens >= 4 and llama.scores.shape == (llama.n_tokens, llama.n_vocab())
+    assert llama.scores[:2].tolist() == known[:2].tolist() and not llama.scores[2:].any()
+    count = llama.n_tokens
+    llama.eval([6])
+    assert llama.scores.shape[0] == count + 1 and llama.scores[-1].any() and not llama.scores[2:-1].any()
+    llama.load_state(state)
+    assert llama.input_ids.tolist() == [1, 2, 3] and llama.scores.tolist() == known.tolist()
+    llama.reset()
+    assert llama.scores.shape == (0, llama.n_vocab())
+    llama.close()
+
+
+def test_tokens_that_are_sent_come_next(tiny_path: Path) -> None:
+    llama = Llama(tiny_path, n_ctx=128)
+    generator = llama.generate([1, 2, 3], temp=0)
+    first = next(generator)
+    second = generator.send([7, 8])
+    assert second == int(llama.model.logits([1, 2, 3, first, 7, 8], last=True).argmax())
+    third = next(generator)
+    generator.close()
+    assert llama.input_ids.tolist() == [1, 2, 3, first, 7, 8, second, third]
+    llama.close()
+
+
+def test_a_path_object_is_a_path(tiny_path: Path) -> None:
+    llama = Llama(model_path=tiny_path, n_ctx=64)
+    assert llama.model_path == str(tiny_path)
+    assert llama("a", max_tokens=1)["model"] == str(tiny_path)
+    llama.close()
 
 
 def test_functions_are_answered_with_function_call(llm: Llama) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 import uuid
 from collections import deque
@@ -20,6 +21,7 @@ __all__ = [
     "Answered",
     "Head",
     "LogitsRows",
+    "Offsets",
     "chat_logprobs",
     "chat_piece_logprobs",
     "completion_logprobs",
@@ -49,6 +51,19 @@ class LogitsRows:
 
     def next(self) -> npt.NDArray[np.single]:
         return self._rows.popleft() if self._rows else np.zeros(0, dtype=np.single)
+
+
+class Offsets:
+    """Where the tokens of an answer begin in its text, in characters: those that are parts of one begin at the same place."""
+
+    def __init__(self, model: Model, offset: int = 0) -> None:
+        self._model, self._offset = model, offset
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def next(self, token: int) -> int:
+        before = self._offset
+        self._offset += len(self._decoder.decode(self._model.detokenize_bytes([token])))
+        return before
 
 
 class Answered:
@@ -81,6 +96,15 @@ class Answered:
         finally:
             self._note(self._tokens)
 
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens of the prompt and of the answer so far."""
+        return self._tokens
+
+    def close(self) -> None:
+        """Ends the generation."""
+        self._stream.close()
+
     def finish(self) -> Completion:
         for _ in self.pieces():
             pass
@@ -101,12 +125,13 @@ def completion_logprobs(model: Model, completion: Completion, offset: int) -> di
     completions."""
     if completion.logprobs is None:
         return None
-    return _lists(model, completion.tokens, list(completion.logprobs), completion.top_logprobs, offset)
+    offsets = Offsets(model, offset)
+    return _lists(model, completion.tokens, list(completion.logprobs), completion.top_logprobs, offsets)
 
 
-def piece_logprobs(model: Model, piece: Piece, offset: int) -> dict[str, Any]:
-    """Those of one piece, which begins at a character of the text."""
-    return _lists(model, [piece.token], [piece.logprob], [piece.top_logprobs], offset)
+def piece_logprobs(model: Model, piece: Piece, offsets: Offsets) -> dict[str, Any]:
+    """Those of one piece."""
+    return _lists(model, [piece.token], [piece.logprob], [piece.top_logprobs], offsets)
 
 
 def chat_logprobs(model: Model, completion: Completion) -> dict[str, Any]:
@@ -124,8 +149,8 @@ def _content(
     model: Model, tokens: Tokens, logprobs: Sequence[float], top_logprobs: Sequence[list[tuple[int, float]]]
 ) -> dict[str, Any]:
     def entry(token: int, logprob: float) -> dict[str, Any]:
-        text = _token_text(model, token)
-        return {"token": text, "bytes": list(text.encode()), "logprob": float(logprob)}
+        data = model.detokenize_bytes([token], special=True)
+        return {"token": data.decode("utf-8", "replace"), "bytes": list(data), "logprob": float(logprob)}
 
     rows = zip(tokens, logprobs, top_logprobs)
     content = [{**entry(token, logprob), "top_logprobs": [entry(*one) for one in top]} for token, logprob, top in rows]
@@ -133,16 +158,15 @@ def _content(
 
 
 def _lists(
-    model: Model, tokens: Tokens, logprobs: Sequence[float | None], top: Sequence[list[tuple[int, float]]], offset: int
+    model: Model,
+    tokens: Tokens,
+    logprobs: Sequence[float | None],
+    top: Sequence[list[tuple[int, float]]],
+    offsets: Offsets,
 ) -> dict[str, Any]:
-    texts = [_token_text(model, token) for token in tokens]
-    offsets: list[int] = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
     return {
-        "tokens": texts,
-        "text_offset": offsets,
+        "tokens": [_token_text(model, token) for token in tokens],
+        "text_offset": [offsets.next(token) for token in tokens],
         "token_logprobs": [None if logprob is None else float(logprob) for logprob in logprobs],
         "top_logprobs": [{_token_text(model, token): logprob for token, logprob in row} for row in top],
     }

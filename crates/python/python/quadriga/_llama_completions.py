@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import random
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,6 +13,7 @@ from ._llama_answers import (
     Answered,
     Head,
     LogitsRows,
+    Offsets,
     chat_logprobs,
     chat_piece_logprobs,
     completion_logprobs,
@@ -30,8 +33,18 @@ class LlamaCompletions:
 
     model: Model
     model_path: str
-    #: The random seed of requests without their own.
+    #: The random seed, from which those of requests without their own follow.
     _seed: int | None
+    _seed_lock: threading.Lock
+
+    def _next_seed(self, given: int | None) -> int | None:
+        """The seed of a completion: its own, or the next one, as in llama-cpp-python."""
+        with self._seed_lock:
+            if given is not None:
+                self._seed = given
+            elif self._seed is not None:
+                self._seed = random.Random(self._seed).randrange(0xFFFFFFFF)
+            return self._seed
 
     def create_completion(
         self,
@@ -78,7 +91,7 @@ class LlamaCompletions:
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
             repeat_penalty=repeat_penalty,
-            seed=self._seed if seed is None else seed,
+            seed=self._next_seed(seed),
             stop=stop or None,
             logprobs=logprobs,
             logits_processors=processors(rows, logits_processor),
@@ -108,12 +121,11 @@ class LlamaCompletions:
             choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": reason}
             return {**head.fields("text_completion"), "choices": [choice]}
 
-        offset = 0
+        offsets = Offsets(self.model)
         for piece in answered.pieces():
-            logprobs = piece_logprobs(self.model, piece, offset) if with_logprobs else None
+            logprobs = piece_logprobs(self.model, piece, offsets) if with_logprobs else None
             if piece.text or with_logprobs:
                 yield chunk(piece.text, logprobs, None)
-            offset += len(piece.text)
         yield chunk("", None, answered.finish().finish_reason)
 
     def create_chat_completion(
@@ -168,7 +180,7 @@ class LlamaCompletions:
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
             repeat_penalty=repeat_penalty,
-            seed=self._seed if seed is None else seed,
+            seed=self._next_seed(seed),
             stop=stop or None,
             logprobs=(top_logprobs or 0) if logprobs else None,
             response_format=response_format,

@@ -11,20 +11,48 @@ from ._llama_answers import LogitsRows
 from ._llama_types import LlamaGrammar, LogitsProcessorList
 from .errors import InvalidRequest
 
-__all__ = ["IGNORED", "cache_type", "constraint", "limit", "processors", "refuse_mirostat", "the_file"]
+__all__ = ["cache_type", "check_further", "constraint", "limit", "processors", "refuse_mirostat", "the_file"]
 
 #: Arguments of `Llama` that have no counterpart, or that are decided automatically.
-IGNORED = frozenset(
+_IGNORED = frozenset(
     """
-    split_mode main_gpu tensor_split vocab_only use_mlock kv_overrides n_ubatch n_threads_batch rope_scaling_type pooling_type
-    rope_freq_base rope_freq_scale yarn_ext_factor yarn_attn_factor yarn_beta_fast yarn_beta_slow yarn_orig_ctx logits_all
-    embedding offload_kqv flash_attn op_offload swa_full no_perf last_n_tokens_size lora_base numa chat_format chat_handler
-    tokenizer spm_infill verbose kv_unified rpc_servers
+    split_mode main_gpu tensor_split use_mlock n_ubatch n_threads_batch logits_all embedding offload_kqv flash_attn op_offload
+    swa_full no_perf last_n_tokens_size numa chat_format spm_infill verbose kv_unified rpc_servers
     """.split()
 )
 
+#: Arguments that are not supported and would change answers, with the values that change nothing: llama-cpp-python's own.
+_UNSUPPORTED: dict[str, Any] = {
+    "vocab_only": False,
+    "kv_overrides": None,
+    "pooling_type": -1,
+    "rope_scaling_type": -1,
+    "rope_freq_base": 0.0,
+    "rope_freq_scale": 0.0,
+    "yarn_ext_factor": -1.0,
+    "yarn_attn_factor": 1.0,
+    "yarn_beta_fast": 32.0,
+    "yarn_beta_slow": 1.0,
+    "yarn_orig_ctx": 0,
+    "lora_base": None,
+    "chat_handler": None,
+    "tokenizer": None,
+}
+
 #: llama.cpp's numbers of types of the KV cache.
 _CACHE_TYPES = {0: "f32", 1: "f16", 2: "q4_0", 7: "q5_1", 8: "q8_0", 30: "bf16"}
+
+
+def check_further(arguments: Mapping[str, Any]) -> None:
+    """Refuses arguments of `Llama` that do not exist, and those that would change answers and are not supported."""
+    unknown = arguments.keys() - _IGNORED - _UNSUPPORTED.keys()
+    if unknown:
+        raise TypeError(f"Llama() has no argument {', '.join(sorted(unknown))}")
+    for name in arguments.keys() & _UNSUPPORTED.keys():
+        value, neutral = arguments[name], _UNSUPPORTED[name]
+        if value is not None and value != neutral and value != {}:
+            hint = "the model's own value is used; leave the argument away" if neutral is not None else "leave it away"
+            raise InvalidRequest(f"{name} is {value!r}, which is not supported; {hint}")
 
 
 def limit(max_tokens: int | None) -> int | None:

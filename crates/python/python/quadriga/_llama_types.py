@@ -21,6 +21,7 @@ __all__ = [
     "StoppingCriteria",
     "StoppingCriteriaList",
     "Tokens",
+    "scores_of",
 ]
 
 Tokens = Sequence[int]
@@ -87,3 +88,19 @@ class LlamaState:
     llama_state: bytes = field(repr=False)
     llama_state_size: int
     seed: int | None
+    #: The logits that are known, by the position of their token.
+    rows: dict[int, npt.NDArray[np.single]] = field(default_factory=dict[int, npt.NDArray[np.single]], repr=False)
+    n_vocab: int = 0
+
+    @property
+    def scores(self) -> npt.NDArray[np.single]:
+        """The logits after each token; zeros where they are not known."""
+        return scores_of(self.rows, self.n_tokens, self.n_vocab)
+
+
+def scores_of(rows: dict[int, npt.NDArray[np.single]], count: int, width: int) -> npt.NDArray[np.single]:
+    """Rows by position as a matrix; zeros, which take no memory before they are touched, for those that are not there."""
+    scores = np.zeros((count, width), dtype=np.single)
+    for position, row in rows.items():
+        scores[position] = row
+    return scores

@@ -8,12 +8,16 @@ Differences: the model's own chat template is always used unless `chat_template`
 have length 1, and requests of several threads are computed together. With `echo`, the text begins with the prompt, and
 `logprobs` are those of the answer. Absent: `suffix`, mirostat and tail-free sampling, `sample`, `LlamaTokenizer`,
 `LlamaDiskCache`, draft models other than `LlamaPromptLookupDecoding`, `local_dir`, and the low-level functions of llama.cpp.
+Arguments that would change answers and are not supported are refused, unless they have that package's default: `rope_freq_base`,
+`rope_freq_scale`, `rope_scaling_type`, `yarn_…`, `kv_overrides`, `pooling_type`, `vocab_only`, `lora_base`, `chat_handler`,
+`tokenizer`. Others, such as `flash_attn` or `use_mlock`, are ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from os import PathLike, fspath
+import threading
+from collections.abc import Generator, Sequence
+from os import PathLike, fsdecode, fspath
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +25,7 @@ import numpy.typing as npt
 
 from .._llama_answers import Answered, LogitsRows
 from .._llama_completions import LlamaCompletions
-from .._llama_options import IGNORED, cache_type, constraint, processors, the_file
+from .._llama_options import cache_type, check_further, constraint, processors, the_file
 from .._llama_types import (
     LlamaCache,
     LlamaGrammar,
@@ -31,6 +35,7 @@ from .._llama_types import (
     StoppingCriteria,
     StoppingCriteriaList,
     Tokens,
+    scores_of,
 )
 from .._model import Model
 from .._quadriga import hub_files
@@ -53,7 +58,7 @@ class Llama(LlamaCompletions):
 
     def __init__(
         self,
-        model_path: str,
+        model_path: str | PathLike[str],
         *,
         n_gpu_layers: int = 0,
         use_mmap: bool = True,
@@ -70,17 +75,15 @@ class Llama(LlamaCompletions):
         draft_model: LlamaPromptLookupDecoding | None = None,
         cache_dir: str | PathLike[str] | None = None,
         hub_file: str | None = None,
-        **ignored: Any,
+        **further: Any,
     ) -> None:
         if not isinstance(model_path, (str, bytes, PathLike)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"model_path is {model_path!r}; it must be the path of a file")
         if draft_model is not None and not isinstance(draft_model, LlamaPromptLookupDecoding):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError("draft_model must be a LlamaPromptLookupDecoding; models that draft are the argument draft of quadriga.Model")
-        unknown = ignored.keys() - IGNORED
-        if unknown:
-            raise TypeError(f"Llama() has no argument {', '.join(sorted(unknown))}")
-        self.model_path = model_path
-        self.verbose: bool = bool(ignored.get("verbose", True))
+        check_further(further)
+        self.model_path: str = fsdecode(model_path)
+        self.verbose: bool = bool(further.get("verbose", True))
         self.model = Model(
             model_path,
             n_ctx=n_ctx,
@@ -100,8 +103,10 @@ class Llama(LlamaCompletions):
         if hub_file is not None:
             self.model_path = self.model.path
         self._seed: int | None = None if seed == 0xFFFFFFFF else seed
+        self._seed_lock = threading.Lock()
         self._tokens: list[int] = []
-        self._rows: list[npt.NDArray[np.single]] = []
+        #: The logits that are known, by the position of their token.
+        self._rows: dict[int, npt.NDArray[np.single]] = {}
 
     @classmethod
     def from_pretrained(
@@ -145,27 +150,35 @@ class Llama(LlamaCompletions):
         logits_processor: LogitsProcessorList | None = None,
         stopping_criteria: StoppingCriteria | None = None,
         grammar: LlamaGrammar | None = None,
-    ) -> Iterator[int]:
+    ) -> Generator[int, Tokens | None, None]:
         """The tokens that follow tokens, one after another, until the caller ends the loop. Without `reset`, these come after
-        the tokens so far, which `input_ids` has."""
-        rows = None if stopping_criteria is None else LogitsRows()
-        answer = self.model.generate(
-            tokens if reset else [*self._tokens, *tokens],
-            stream=True,
-            temperature=max(temp, 0.0),
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            typical_p=typical_p,
-            repeat_penalty=repeat_penalty,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            seed=self._seed,
-            logits_processors=processors(rows, logits_processor),
-            **constraint(grammar, None),
-        )
-        for piece in Answered(self._remember, answer, stopping_criteria, rows).pieces():
-            yield piece.token
+        the tokens so far, which `input_ids` has. Tokens that are given to `send` come after the one that was returned last."""
+        prompt: Tokens | None = tokens if reset else [*self._tokens, *tokens]
+        while prompt is not None:
+            rows = None if stopping_criteria is None else LogitsRows()
+            answer = self.model.generate(
+                prompt,
+                stream=True,
+                temperature=max(temp, 0.0),
+                top_p=top_p,
+                top_k=top_k,
+                min_p=min_p,
+                typical_p=typical_p,
+                repeat_penalty=repeat_penalty,
+                frequency_penalty=frequency_penalty,
+                presence_penalty=presence_penalty,
+                seed=self._seed,
+                logits_processors=processors(rows, logits_processor),
+                **constraint(grammar, None),
+            )
+            prompt = None
+            answered = Answered(self._remember, answer, stopping_criteria, rows)
+            for piece in answered.pieces():
+                sent = yield piece.token
+                if sent is not None and len(sent) > 0:
+                    prompt = [*answered.tokens, *sent]
+                    answered.close()
+                    break
 
     # Embeddings.
 
@@ -188,7 +201,7 @@ class Llama(LlamaCompletions):
     # Tokens.
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """The tokens of a text."""
+        """The tokens of a text in UTF-8; bytes that are not become U+FFFD."""
         return self.model.tokenize(text.decode("utf-8", "replace"), add_bos=add_bos, special=special)
 
     def detokenize(self, tokens: Tokens, prev_tokens: Tokens | None = None, special: bool = False) -> bytes:
@@ -240,15 +253,14 @@ class Llama(LlamaCompletions):
         """Adds tokens to those so far; `scores` has the logits after each. An error leaves both as they were."""
         added = [*self._tokens, *(int(token) for token in tokens)]
         if len(added) > len(self._tokens):
-            self._rows.extend(self.model.logits(added, start=len(self._tokens)))
+            known = len(self._tokens)
+            self._rows.update(enumerate(self.model.logits(added, start=known), known))
             self._tokens = added
 
     @property
     def scores(self) -> npt.NDArray[np.single]:
-        """The logits after each token given to `eval`."""
-        if not self._rows:
-            return np.zeros((0, self.n_vocab()), dtype=np.single)
-        return np.stack(self._rows)
+        """The logits after each of the tokens so far: those given to `eval`, and zeros for others."""
+        return scores_of(self._rows, self.n_tokens, self.n_vocab())
 
     @property
     def eval_logits(self) -> list[list[float]]:
@@ -257,24 +269,26 @@ class Llama(LlamaCompletions):
 
     def reset(self) -> None:
         """Begins anew."""
-        self._tokens, self._rows = [], []
+        self._tokens, self._rows = [], {}
 
     def set_seed(self, seed: int) -> None:
-        """The random seed of requests without their own."""
-        self._seed = seed
+        """The random seed, from which those of requests without their own follow."""
+        with self._seed_lock:
+            self._seed = seed
 
     def set_cache(self, cache: LlamaRAMCache | None) -> None:
         """Has no effect: prefixes of earlier prompts are always kept."""
 
     def save_state(self) -> LlamaState:
-        """The tokens of the latest prompt and its answer, with their KV cache."""
+        """The tokens of the latest prompt and its answer, with their KV cache and the logits that are known."""
         saved = self.model.save_state(self._tokens)
-        return LlamaState(self.input_ids, self.n_tokens, saved, len(saved), self._seed)
+        known = dict(self._rows)
+        return LlamaState(self.input_ids, self.n_tokens, saved, len(saved), self._seed, known, self.n_vocab())
 
     def load_state(self, state: LlamaState) -> None:
         """Loads a state: prompts that begin with its tokens find them in the KV cache."""
         self.model.load_state(state.llama_state)
-        self._tokens, self._rows = [int(token) for token in state.input_ids], []
+        self._tokens, self._rows = [int(token) for token in state.input_ids], dict(state.rows)
         self._seed = state.seed
 
     def close(self) -> None:
@@ -282,5 +296,8 @@ class Llama(LlamaCompletions):
         self.model.close()
 
     def _remember(self, tokens: list[int]) -> None:
-        """Keeps the tokens of a prompt and its answer."""
-        self._tokens, self._rows = tokens, []
+        """Keeps the tokens of a prompt and its answer, and the logits of those that were there before."""
+        pairs = enumerate(zip(self._tokens, tokens))
+        same = next((place for place, (old, new) in pairs if old != new), min(len(self._tokens), len(tokens)))
+        self._rows = {place: row for place, row in self._rows.items() if place < same}
+        self._tokens = tokens
