@@ -28,6 +28,9 @@ use crate::routes;
 /// The time that a connection without a request has to send one, once the server is told to stop.
 const LAST_REQUEST: Duration = Duration::from_secs(1);
 
+/// How often connections that have ended are forgotten when no other one comes: until then their tasks have their memory.
+const REAP: Duration = Duration::from_secs(1);
+
 /// The time that answers that were cut have to say so.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -131,6 +134,7 @@ impl Server {
         loop {
             tokio::select! {
                 () = acceptor.accept(&self.listener, &mut connections) => {}
+                () = tokio::time::sleep(REAP), if !connections.is_empty() => {}
                 () = stopped.wait(Stop::Drain) => break,
             }
             while connections.try_join_next().is_some() {}
