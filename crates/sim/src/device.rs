@@ -78,6 +78,11 @@ impl Sim {
     pub fn seconds(&self) -> f64 {
         self.inner.seconds()
     }
+
+    /// The latest time that the host has waited for, in seconds of the device's clock.
+    pub fn host_seconds(&self) -> f64 {
+        self.inner.host_seconds()
+    }
 }
 
 impl SimSettings {

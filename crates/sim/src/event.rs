@@ -101,6 +101,14 @@ impl EventInner {
 
 impl Event for SimEvent {
     fn is_done(&self) -> Result<bool, BackendError> {
+        if self.device.settings.timed_polls && self.device.settings.asynchronous {
+            let (recording, clock) = self.inner.latest();
+            let done = self.inner.wait_for(recording)? <= self.device.host_seconds();
+            if done {
+                host_joins(&clock);
+            }
+            return Ok(done);
+        }
         let state = self.inner.state.lock().unwrap_or_else(PoisonError::into_inner);
         match &state.error {
             Some((failed, error)) if *failed == state.recorded => Err(error.clone()),
@@ -116,9 +124,9 @@ impl Event for SimEvent {
 
     fn wait(&self) -> Result<(), BackendError> {
         let (recording, clock) = self.inner.latest();
-        let result = self.inner.wait_for(recording).map(|_| ());
+        let result = self.inner.wait_for(recording);
         host_joins(&clock);
-        result
+        result.map(|seconds| self.device.host_reaches(seconds))
     }
 
     fn seconds_since(&self, earlier: &dyn Event) -> Option<f64> {

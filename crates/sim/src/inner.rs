@@ -20,6 +20,8 @@ pub(crate) struct DeviceInner {
     pub(crate) tensors: AtomicU64,
     /// The latest time that any queue has reached, as the bits of an `f64` that is never negative.
     latest: AtomicU64,
+    /// The latest time that the host has waited for, in the same form.
+    host: AtomicU64,
     /// The next address that no buffer has had.
     next_address: AtomicU64,
     /// When the device was created.
@@ -36,6 +38,7 @@ impl DeviceInner {
             used: AtomicU64::new(0),
             tensors: AtomicU64::new(0),
             latest: AtomicU64::new(0),
+            host: AtomicU64::new(0),
             next_address: AtomicU64::new(1 << 32),
             created: Instant::now(),
             graphs: Mutex::default(),
@@ -64,6 +67,16 @@ impl DeviceInner {
     /// The latest time that any queue has reached, in seconds.
     pub(crate) fn seconds(&self) -> f64 {
         f64::from_bits(self.latest.load(Ordering::Relaxed))
+    }
+
+    /// The host has waited for what ended at a time.
+    pub(crate) fn host_reaches(&self, seconds: f64) {
+        self.host.fetch_max(seconds.max(0.0).to_bits(), Ordering::Relaxed);
+    }
+
+    /// The latest time that the host has waited for, in seconds.
+    pub(crate) fn host_seconds(&self) -> f64 {
+        f64::from_bits(self.host.load(Ordering::Relaxed))
     }
 
     /// An owned copy of a graph, shared by all programs of graphs with this fingerprint.

@@ -33,10 +33,13 @@ enum Command {
 /// The commands of a queue and what its thread reports back.
 #[derive(Default)]
 struct QueueState {
-    commands: VecDeque<Command>,
+    /// Each with the time of the host when it was enqueued.
+    commands: VecDeque<(Command, f64)>,
     /// How many commands were enqueued, and how many are done.
     enqueued: u64,
     done: u64,
+    /// The queue's time after what is done.
+    seconds: f64,
     /// The first error since the last synchronization.
     error: Option<BackendError>,
     /// The result of the latest read.
@@ -105,7 +108,13 @@ impl QueueWorker {
                 get(from, read)
             }
             Command::Copy(from, to) => {
-                self.transfer(from.bytes)?;
+                // Within the device's memory nothing goes over a link.
+                let own = |region: &Region| {
+                    !region.buffer.is_host()
+                        && sim_buffer(region).is_some_and(|buffer| buffer.is_of(&self.device))
+                };
+                let over_link = if own(from) && own(to) { 0 } else { from.bytes };
+                self.transfer(over_link)?;
                 get(from, &mut self.bytes)?;
                 put(to, &self.bytes)
             }
@@ -130,7 +139,7 @@ impl QueueWorker {
     fn run_commands(mut self, commands: &CommandQueue) {
         let mut read = Vec::new();
         loop {
-            let (command, failed) = {
+            let ((command, enqueued), failed) = {
                 let mut state = commands.lock();
                 loop {
                     match state.commands.pop_front() {
@@ -139,6 +148,9 @@ impl QueueWorker {
                     }
                 }
             };
+            if self.device.settings.timed_polls {
+                self.seconds = self.seconds.max(enqueued);
+            }
             let result = match (&command, &failed) {
                 (Command::Stop, _) => return,
                 (Command::Record(event, recording), _) => {
@@ -164,6 +176,7 @@ impl QueueWorker {
             let mut state = commands.lock();
             state.spare.extend(spare);
             state.done += 1;
+            state.seconds = self.seconds;
             if let Err(error) = result {
                 state.error.get_or_insert(error);
             }
@@ -240,7 +253,7 @@ impl SimQueue {
         match &mut self.kind {
             QueueKind::Thread { commands, .. } => {
                 let mut state = commands.lock();
-                state.commands.push_back(command);
+                state.commands.push_back((command, self.device.host_seconds()));
                 state.enqueued += 1;
                 drop(state);
                 commands.changed.notify_all();
@@ -298,6 +311,7 @@ impl SimQueue {
             state = commands.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         host_joins(self.clock.now());
+        self.device.host_reaches(state.seconds);
         match state.error.take() {
             Some(error) => Err(error),
             None => Ok(Some(after(&mut state))),

@@ -54,6 +54,7 @@ pub struct SimSettings {
     pub(crate) byte_seconds: f64,
     pub(crate) refuses: Option<Refuses>,
     pub(crate) check_order: bool,
+    pub(crate) timed_polls: bool,
 }
 
 impl SimSettings {
@@ -77,6 +78,7 @@ impl SimSettings {
             byte_seconds: 0.0,
             refuses: None,
             check_order: cfg!(debug_assertions),
+            timed_polls: false,
         }
     }
 
@@ -166,10 +168,18 @@ impl SimSettings {
         self
     }
 
-    /// Sets the time that a transfer takes: a latency and the time per byte [default: 0].
+    /// Sets the time that a transfer takes: a latency, and a time per byte unless it stays in the device's memory [default: 0].
     pub fn copy_seconds(mut self, each: f64, per_byte: f64) -> SimSettings {
         self.copy_seconds = each;
         self.byte_seconds = per_byte;
+        self
+    }
+
+    /// Makes an event that the host polls count as reached only once the host has waited for something that is as late on the
+    /// device's clock, and lets commands begin no earlier than they were enqueued: with a virtual clock, a copy in the background
+    /// then takes as many steps as its time says, whatever the real timing. To poll takes no time.
+    pub fn timed_polls(mut self) -> SimSettings {
+        self.timed_polls = true;
         self
     }
 
