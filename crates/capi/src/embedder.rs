@@ -38,7 +38,7 @@ pub unsafe extern "C" fn qd_embedder_new(
         let engine = EngineOptions { sequences: params.sequences.max(1), ..params.engine()? };
         let options = EmbedderOptions { engine, ..EmbedderOptions::default() };
         // SAFETY: as above.
-        let scheduler = unsafe { params.scheduler(&model, &options.engine(&model)) }?;
+        let scheduler = unsafe { params.scheduler(&model, &mut options.engine(&model)) }?;
         Ok(Mutex::new(Embedder::new((*model).clone(), &scheduler, options, &mut params.loading())?))
     })
 }

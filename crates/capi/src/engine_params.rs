@@ -85,17 +85,19 @@ pub extern "C" fn qd_engine_default_params() -> qd_engine_params {
 }
 
 impl qd_engine_params {
-    /// The scheduler for a model: the caller's, or one for the placement.
+    /// The scheduler for a model: the caller's, or one for the placement, whose slots the engine gets.
     ///
     /// # Safety
     /// The addresses in the parameters obey the rules of the header.
-    pub(crate) unsafe fn scheduler(&self, model: &Model, engine: &EngineOptions) -> Outcome<Scheduler> {
+    pub(crate) unsafe fn scheduler(&self, model: &Model, engine: &mut EngineOptions) -> Outcome<Scheduler> {
         if let Some(scheduler) = handle::get_optional(self.scheduler)? {
             return Ok(exclusive(&scheduler, "scheduler")?.clone());
         }
         // SAFETY: the caller's promise.
         let placement = unsafe { self.placement() }?;
-        Ok(placement.plan(model, &placement.open_devices()?, engine)?.scheduler)
+        let placed = placement.plan(model, &placement.open_devices()?, engine)?;
+        *engine = placed.engine_options(engine);
+        Ok(placed.scheduler)
     }
 
     /// # Safety

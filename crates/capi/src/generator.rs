@@ -47,9 +47,9 @@ pub unsafe extern "C" fn qd_generator_new(
         let model = handle::get(model)?;
         // SAFETY: the rules of the header for parameters.
         let params = unsafe { parameters(params) }?;
-        let options = GeneratorOptions { engine: params.engine()?, ..GeneratorOptions::default() };
+        let mut options = GeneratorOptions { engine: params.engine()?, ..GeneratorOptions::default() };
         // SAFETY: the rules of the header for parameters.
-        let scheduler = unsafe { params.scheduler(&model, &options.engine) }?;
+        let scheduler = unsafe { params.scheduler(&model, &mut options.engine) }?;
         let generator = Generator::on((*model).clone(), &scheduler, options, &mut params.loading())?;
         let cancel = generator.cancel_flag();
         Ok(GeneratorObject { generator: Mutex::new(generator), cancel })

@@ -71,9 +71,9 @@ pub unsafe extern "C" fn qd_service_new(
         let params = unsafe { parameters(params) }?;
         let mut options = BatcherOptions { engine: params.engine()?, ..BatcherOptions::default() };
         options.engine.sequences = if params.sequences == 0 { 16 } else { params.sequences };
-        let options = options.for_model(&model)?;
+        let mut options = options.for_model(&model)?;
         // SAFETY: as above.
-        let scheduler = unsafe { params.scheduler(&model, &options.engine) }?;
+        let scheduler = unsafe { params.scheduler(&model, &mut options.engine) }?;
         let batcher = Batcher::new((*model).clone(), &scheduler, options, &mut params.loading())?;
         Ok(Service::start(batcher)?)
     })

@@ -113,7 +113,7 @@ impl ServingOptions {
         if let Some(draft) = draft {
             let engine =
                 EngineOptions { context: batcher.options().engine.context, ..prepared.options.clone() };
-            let placed = prepared.placement.plan(&draft, &prepared.devices, &engine)?;
+            let placed = prepared.placement.plan_draft(&draft, &prepared.devices, &engine)?;
             batcher.set_draft(draft, &placed.scheduler, self.draft_max, &mut |_| {})?;
         }
         Ok((batcher, seconds))

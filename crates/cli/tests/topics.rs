@@ -77,6 +77,22 @@ fn counters_are_in_the_trace(model: &Path) {
     assert!(text.contains("expert cache     compute") && lines[0].contains(" KiB "), "{text}");
 }
 
+/// `batch` uses the cache, too, and says so.
+fn requests_of_a_batch_use_the_cache(model: &Path) {
+    let input = model.with_extension("jsonl");
+    let request = |n: usize| format!("{{\"prompt\": \"ab {n}\", \"max_tokens\": 12}}\n");
+    std::fs::write(&input, (0..6).map(request).collect::<String>()).unwrap();
+    let place = ["--device", "sim", "-ngl", "all", "--cpu-moe", "--expert-cache", "600K"];
+    let batch = ["batch", input.to_str().unwrap(), "-o", "-", "-m", model.to_str().unwrap()];
+    let rest = ["-c", "64", "--parallel", "3", "--raw"];
+    let (ok, out, said) = quadriga(&[&batch[..], &place, &rest].concat());
+    assert!(ok, "{said}");
+    assert_eq!(out.lines().count(), 6, "{out}");
+    let line =
+        said.lines().find(|line| line.starts_with("expert cache: ")).unwrap_or_else(|| panic!("{said}"));
+    assert!(!line.contains("expert cache: 0 slots") && !line.contains(" of 0 experts"), "{line}");
+}
+
 #[test]
 fn an_expert_cache_serves_a_text_that_stays_on_a_topic() {
     let folder = tempfile::tempdir().unwrap();
@@ -110,6 +126,7 @@ fn an_expert_cache_serves_a_text_that_stays_on_a_topic() {
     assert!(on_topic > mixed + 0.2, "{on_topic:.2} on a topic, {mixed:.2} of all topics");
     assert!(uploads > 0);
     counters_are_in_the_trace(&model);
+    requests_of_a_batch_use_the_cache(&model);
     // What the cache takes is said, and where it has no effect.
     let run = |options: &[&str]| {
         let text =

@@ -19,13 +19,13 @@ use std::time::Instant;
 use quadriga_runtime::{Detail, ObservedRun, Observer, Plan, PlanKey, Progress, Scheduler, Session, Trace};
 
 pub use self::expert_cache::ExpertCacheUse;
-use self::experts::ExpertSlots;
-pub(crate) use self::experts::slot_bytes;
+pub(crate) use self::experts::{BatchRow, ExpertSlots, slot_bytes};
 pub(crate) use self::lead::{END, Leader, next_message, unreadable};
 use self::lead::{RankCommand, next_command};
 pub(crate) use self::moves::row_copies;
 pub use self::neuron_slots::NeuronSlotUse;
 use self::neuron_slots::NeuronSlots;
+pub(crate) use self::neuron_slots::STAGED_ROWS;
 use self::neurons::NeuronObserver;
 pub use self::neurons::NeuronUse;
 pub use self::options::{EngineOptions, RecurrentStates, WindowSavings};
@@ -202,7 +202,7 @@ impl Engine {
         if engine.options.neurons.observe {
             engine.neurons = Some(NeuronObserver::new(&engine.model));
         }
-        engine.experts = ExpertSlots::new(&engine.model, &mut engine.session)?;
+        engine.experts = ExpertSlots::new(&engine.model, &mut engine.session, engine.options.upload_bytes)?;
         let counts = engine.options.neuron_counts.clone();
         engine.neuron_slots = NeuronSlots::new(&engine.model, &mut engine.session, counts.as_deref())?;
         if let Some(ranks) = engine.model.ranks() {

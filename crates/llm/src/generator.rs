@@ -159,6 +159,7 @@ impl Generator {
         options.engine.greedy = options.sampling.is_greedy();
         let devices = options.placement.open_devices()?;
         let placed = options.placement.plan(&model, &devices, &options.engine)?;
+        options.engine = placed.engine_options(&options.engine);
         Generator::on(model, &placed.scheduler, options, &mut |_| {})
     }
 

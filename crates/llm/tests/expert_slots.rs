@@ -277,7 +277,7 @@ fn automatic_placement_gives_what_is_left_to_experts_that_move() {
         }
         most = most.max(placed.expert_slots);
         let resident_experts = placed.resident_experts;
-        let with_slots = EngineOptions { expert_slots: placed.expert_slots, resident_experts, ..options(0) };
+        let with_slots = placed.engine_options(&options(0));
         // The device has no more memory than the budget.
         let mut engine = Engine::new(recipe.model(), &placed.scheduler, with_slots, &mut |_| {}).unwrap();
         let found = distance(&run(&mut engine, &tokens), &wanted);
@@ -417,8 +417,7 @@ fn experts_are_placed_by_estimated_time() {
                 Placement { budget: Some(all * part / 20), rates: rates(crossing), ..Placement::default() };
             let speeds = |placement: &Placement| {
                 let placed = placement.plan(&model, &devices(), &options(0)).unwrap();
-                let (expert_slots, resident_experts) = (placed.expert_slots, placed.resident_experts);
-                let options = EngineOptions { expert_slots, resident_experts, ..options(0) };
+                let options = placed.engine_options(&options(0));
                 let estimate = placement.estimate(&model, &devices(), &options, &placed).unwrap();
                 (placed, estimate, options)
             };
@@ -464,4 +463,104 @@ fn experts_of_layers_that_are_not_named_stay_where_they_fit() {
             assert!(layers(0).contains(&layer), "{named} on the CPU: {:?}", layers(0));
         }
     }
+}
+
+/// A device whose link is so slow that an expert is on its way for several steps.
+fn slow_link() -> Arc<Sim> {
+    Sim::new("sim:0").timed_polls().copy_seconds(0.0, 1e-6).device()
+}
+
+/// Tokens that keep to some experts for a while.
+fn on_topics(recipe: &Recipe) -> Vec<u32> {
+    recipe.tokens(6).into_iter().flat_map(|token| [token; 40]).take(60).collect()
+}
+
+/// Feeds tokens one by one; each step's logits, seconds of the device's clock, and the cache afterwards.
+fn slow_steps(
+    engine: &mut Engine,
+    sim: &Sim,
+    tokens: &[u32],
+) -> Vec<(Vec<f32>, f64, quadriga_llm::ExpertCacheUse)> {
+    let step = |token: &u32| {
+        let before = sim.host_seconds();
+        engine.feed(&[*token]).unwrap();
+        let rows = engine.logits(0).to_vec();
+        (rows, sim.host_seconds() - before, engine.expert_cache().unwrap())
+    };
+    tokens.iter().map(step).collect()
+}
+
+#[test]
+fn uploads_over_a_slow_link_take_several_steps_and_none_waits_for_them() {
+    let recipe = many();
+    let tokens = on_topics(&recipe);
+    let mut host = engine(recipe.model(), options(0));
+    let wanted: Vec<Vec<f32>> = tokens.iter().flat_map(|token| logits_of(&mut host, &[*token])).collect();
+    let one = expert_bytes(&recipe.model()).unwrap();
+    for upload_bytes in [1, 3 * one, 0] {
+        let sim = slow_link();
+        let slots = 4 * recipe.layers;
+        let model = recipe.model();
+        let placement =
+            Placement { gpu_layers: GpuLayers::All, cpu_expert_layers: usize::MAX, ..Placement::default() };
+        let devices = Devices::new([Arc::clone(&sim) as Arc<dyn Backend>], cpu()).unwrap();
+        let with = EngineOptions { upload_bytes, ..options(slots) };
+        let placed = placement.plan(&model, &devices, &with).unwrap();
+        let mut engine = Engine::new(model, &placed.scheduler, with, &mut |_| {}).unwrap();
+        let steps = slow_steps(&mut engine, &sim, &tokens);
+        let context = format!("{upload_bytes} bytes a step");
+        let found: Vec<Vec<f32>> = steps.iter().map(|(rows, ..)| rows.clone()).collect();
+        let off = distance(&found, &wanted);
+        assert!(off < 1e-4, "{context}: off by {off:.2e}");
+        // The first step plans, and loads what nobody had used before.
+        let seconds = || steps.iter().skip(1).map(|(_, seconds, _)| *seconds);
+        let upload = one as f64 * 1e-6;
+        let longest = seconds().fold(0.0, f64::max);
+        assert!(longest * 4.0 < upload, "{context}: a step of {longest} s, an expert of {upload} s");
+        // In every step there are at most as many uploads as there is room for.
+        let uploads: Vec<u64> = steps.iter().map(|(.., usage)| usage.uploads).collect();
+        assert!(uploads.last().is_some_and(|all| *all >= 2), "{context}: {uploads:?}");
+        if upload_bytes > 0 {
+            let most = (upload_bytes / one).max(1);
+            assert!(uploads.windows(2).all(|pair| pair[1] - pair[0] <= most), "{context}: {uploads:?}");
+            // No more start before one of them has arrived: the time of the uploads is that of the link.
+            let all = seconds().sum::<f64>();
+            let arrived = *uploads.last().unwrap() - most;
+            assert!(arrived as f64 * upload <= all * 1.01, "{context}: {arrived} uploads in {all} s");
+        }
+    }
+}
+
+#[test]
+fn faults_of_slow_uploads_lose_nothing() {
+    let recipe = many();
+    let tokens = on_topics(&recipe);
+    let mut host = engine(recipe.model(), options(0));
+    let wanted: Vec<Vec<f32>> = tokens.iter().flat_map(|token| logits_of(&mut host, &[*token])).collect();
+    let mut failed = 0;
+    for (case, point) in (0..12).zip([FaultPoint::Transfer, FaultPoint::Run].into_iter().cycle()) {
+        let sim = slow_link();
+        let mut engine = divided(&recipe, Arc::clone(&sim) as _, 4 * recipe.layers);
+        let (mut rows, mut step) = (Vec::new(), 0);
+        while rows.len() < tokens.len() {
+            step += 1;
+            // Somewhere in this step: in its own work, or in an upload that has been going on for some steps.
+            if step % 5 == 0 && step < 100 {
+                sim.fail(point, (case * 7 + step) as u64 % 40);
+            }
+            let before = engine.len(0);
+            match engine.feed(&[tokens[rows.len()]]) {
+                Ok(()) => rows.push(engine.logits(0).to_vec()),
+                Err(error) => {
+                    failed += 1;
+                    sim.clear_faults();
+                    assert_eq!(engine.len(0), before, "case {case}, step {step}: {error}");
+                }
+            }
+            assert!(step < 1000, "case {case}");
+        }
+        let off = distance(&rows, &wanted);
+        assert!(off < 1e-4, "case {case}: off by {off:.2e}");
+    }
+    assert!(failed > 0, "no fault was seen");
 }

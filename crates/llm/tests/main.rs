@@ -36,6 +36,7 @@ mod sampling_steps;
 mod saved_state;
 mod serving;
 mod serving_embeddings;
+mod serving_experts;
 mod serving_faults;
 mod serving_memory;
 mod serving_recurrent;

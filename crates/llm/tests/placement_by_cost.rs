@@ -206,7 +206,8 @@ fn more_memory_is_estimated_to_be_faster() {
     let all = whole(&model);
     let mut before = 0.0;
     for budget in [0, all / 3, all * 2 / 3, all] {
-        let placement = auto(budget);
+        // Without slots for experts: expert_slots.rs has those.
+        let placement = Placement { expert_cache: ExpertCache::Bytes(0), ..auto(budget) };
         let placed = placement.plan(&model, &devices, &options()).unwrap();
         let estimate = placement.estimate(&model, &devices, &options(), &placed).unwrap();
         let speed = estimate.decode.as_ref().unwrap().tokens_per_second();

@@ -25,6 +25,7 @@ const EXACT_CACHE: EngineOptions = EngineOptions {
     window_slots: 0,
     expert_slots: 0,
     resident_experts: quadriga_llm::models::LayerSet::EMPTY,
+    upload_bytes: 0,
     neuron_counts: None,
     neurons: Neurons { mode: NeuronMode::Exact, threshold: 0, slots: 0, observe: false },
     checkpoints: 0,

@@ -132,7 +132,7 @@ impl LoadOptions {
         let mut batcher = Batcher::new(model, &placed.scheduler, options, &mut |_| {})?;
         if let Some(path) = &self.paths.draft {
             let draft = Model::open(path).map_err(|error| name_file(Failure::of_llm(&error), path))?;
-            let draft_placed = placement.plan(&draft, &devices, &engine)?;
+            let draft_placed = placement.plan_draft(&draft, &devices, &engine)?;
             batcher.set_draft(draft, &draft_placed.scheduler, 6, &mut |_| {})?;
         }
         let served = ServedModel::start(name, batcher, GeneratorOptions::default(), None)?;

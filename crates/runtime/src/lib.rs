@@ -76,9 +76,9 @@ pub use schedule::{
 };
 pub use schedule_error::ScheduleError;
 pub use session::{
-    Element, MAX_UPLOADS, Observed, ObservedRun, Observer, PendingRead, PlanKey, PlanLimits, PlanUsage,
-    Session, SessionDebug, SessionMemory, SessionTensor, SliceUpload, StateInfo, TensorInfo, TensorRef,
-    Values, WeightSlice,
+    DEFAULT_UPLOAD_BYTES, Element, Observed, ObservedRun, Observer, PendingRead, PlanKey, PlanLimits,
+    PlanUsage, Session, SessionDebug, SessionMemory, SessionTensor, SliceUpload, StateInfo, TensorInfo,
+    TensorRef, Values, WeightSlice,
 };
 pub use snapshot_error::SnapshotError;
 pub use trace::{BackendTime, CopyTime, Detail, OperationTime, SplitTime, Stream, Trace};

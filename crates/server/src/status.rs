@@ -99,6 +99,13 @@ fn model_schema() -> Value {
         "generated_tokens": count(),
         "age_s": number(),
     });
+    let cache = json!({
+        "slots": count(),
+        "lookups": count(),
+        "hits": count(),
+        "uploads": count(),
+        "bytes": count(),
+    });
     answer(json!({
         "model": text(),
         "context": count(),
@@ -112,6 +119,7 @@ fn model_schema() -> Value {
         "preempted": count(),
         "guessed": count(),
         "guessed_right": count(),
+        "expert_cache": nullable(&answer(cache)),
         "tok_s": number(),
         "requests": list(answer(one)),
     }))
@@ -181,6 +189,7 @@ fn model_status(served: &ServedModel) -> Value {
         "preempted": state.preempted,
         "guessed": state.guessed,
         "guessed_right": state.guessed_right,
+        "expert_cache": state.expert_cache,
         "tok_s": served.metrics.tokens_per_second(),
         "requests": requests,
     })

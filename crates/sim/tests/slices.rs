@@ -122,23 +122,105 @@ fn a_run_before_any_slice_says_which_weight_is_missing() {
     assert!(error.to_string().contains('w'), "{error}");
 }
 
-#[test]
-fn only_so_many_uploads_are_in_flight_and_memory_is_used_again() {
-    let backend = &backends()[1];
-    let data = matrices(DType::Q8_0, 3);
+/// A session on a device, with a limit of uploads in bytes.
+fn limited(sim: &Arc<Sim>, limit: u64) -> Session {
+    let backend = Arc::clone(sim) as Arc<dyn Backend>;
+    let mut own = session(&backend, Weight::new(DType::F32, [EXPERTS, ROWS, COLUMNS]));
+    own.limit_uploads(limit);
+    own
+}
+
+/// Starts uploads of one slice each until no more may be in flight; how many.
+fn fill_up(session: &mut Session, data: &Data) -> usize {
     let slice = data.len() / EXPERTS;
-    let mut own = session(backend, Weight::new(DType::Q8_0, [EXPERTS, ROWS, COLUMNS]));
-    let mut started = 0;
-    for round in 0..3 {
-        let one = |index: usize| WeightSlice { weight: "w", index, data: &data, range: 0..slice };
-        let mut now = 0;
-        while own.upload(&[one(now % EXPERTS)]).unwrap().is_some() {
-            now += 1;
-            assert!(now < 1000);
+    let mut count = 0;
+    loop {
+        let one = WeightSlice { weight: "w", index: count % EXPERTS, data, range: 0..slice };
+        if session.upload(&[one]).unwrap().is_none() {
+            return count;
         }
-        assert!(now > 1, "round {round}");
-        assert_eq!(own.apply_uploads(true).len(), now);
-        started += now;
+        count += 1;
+        assert!(count < 1000);
     }
-    assert!(started > 3);
+}
+
+#[test]
+fn uploads_in_flight_are_limited_by_bytes_and_memory_is_used_again() {
+    let data = matrices(DType::F32, 3);
+    let slice = (data.len() / EXPERTS) as u64;
+    // Less than one, one, several, and not quite one more.
+    for (limit, most) in [(0, 1), (1, 1), (slice - 1, 1), (slice, 1), (4 * slice, 4), (8 * slice - 1, 7)] {
+        let sim = Sim::new("sim:0").timed_polls().copy_seconds(1.0, 0.0).device();
+        let mut own = limited(&sim, limit);
+        let before = sim.used_bytes();
+        for round in 0..3 {
+            assert_eq!(fill_up(&mut own, &data), most, "limit {limit}, round {round}");
+            assert_eq!(sim.used_bytes() - before, most as u64 * slice, "limit {limit}, round {round}");
+            assert_eq!(own.apply_uploads(true).len(), most, "limit {limit}, round {round}");
+        }
+    }
+}
+
+#[test]
+fn staging_memory_of_small_uploads_makes_way_for_larger_ones() {
+    let data = matrices(DType::F32, 5);
+    let slice = data.len() / EXPERTS;
+    let sim = Sim::new("sim:0").device();
+    let limit = 4 * slice as u64;
+    let mut own = limited(&sim, limit);
+    let before = sim.used_bytes();
+    for (count, wanted) in [(1, 4), (2, 2), (3, 1), (5, 1), (1, 1), (4, 1), (2, 1)] {
+        let parts: Vec<WeightSlice<'_>> = (0..count)
+            .map(|index| WeightSlice {
+                weight: "w",
+                index,
+                data: &data,
+                range: index * slice..(index + 1) * slice,
+            })
+            .collect();
+        let mut started = 0;
+        while own.upload(&parts).unwrap().is_some() {
+            started += 1;
+            assert!(started < 100);
+        }
+        assert!(started >= wanted, "{count} slices: {started} in flight");
+        let most = limit.max((count * slice) as u64).max(5 * slice as u64);
+        assert!(sim.used_bytes() - before <= most, "{count} slices: {}", sim.used_bytes() - before);
+        assert!(own.apply_uploads(true).iter().all(|(_, result)| result.is_ok()));
+        // The device has taken the bytes out.
+        own.wait().unwrap();
+    }
+}
+
+#[test]
+fn an_upload_arrives_when_its_time_has_come_and_no_run_waits_for_it() {
+    let data = matrices(DType::F32, 7);
+    // A slice takes as long as ten runs.
+    let sim = Sim::new("sim:0").timed_polls().copy_seconds(0.0, 1e-3 / (data.len() / EXPERTS) as f64);
+    let sim = sim.node_seconds(1e-4).device();
+    let mut own = limited(&sim, 1 << 20);
+    assert_eq!(fill_up(&mut own, &data).min(EXPERTS), EXPERTS);
+    own.apply_uploads(true);
+    let wanted = run(&mut own);
+    let slice = data.len() / EXPERTS;
+    let began = sim.host_seconds();
+    let one = WeightSlice { weight: "w", index: 2, data: &data, range: 2 * slice..3 * slice };
+    let upload = own.upload(&[one]).unwrap().unwrap();
+    let mut runs = 0;
+    let arrived = loop {
+        let done = own.apply_uploads(false);
+        if !done.is_empty() {
+            break done;
+        }
+        let before = sim.host_seconds();
+        run(&mut own);
+        let seconds = sim.host_seconds() - before;
+        assert!(seconds < 3e-4, "run {runs} took {seconds} s");
+        runs += 1;
+        assert!(runs < 100);
+    };
+    assert_eq!(arrived.len(), 1);
+    assert!(arrived[0].0 == upload && arrived[0].1.is_ok());
+    assert!(runs >= 3 && sim.host_seconds() - began >= 1e-3, "{runs} runs");
+    assert_ne!(run(&mut own), wanted, "the slice is another one");
 }

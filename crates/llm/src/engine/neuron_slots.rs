@@ -17,6 +17,9 @@ use crate::{Error, Model, NeuronCounts, Result};
 /// Rows of one upload.
 const ROWS_PER_UPLOAD: usize = 64;
 
+/// Rows that may be in flight, whose staging memory is not part of a plan.
+pub(crate) const STAGED_ROWS: u64 = 16 * ROWS_PER_UPLOAD as u64;
+
 /// How much of a neuron's average activity a batch changes.
 const SMOOTHING: f32 = 1.0 / 64.0;
 
@@ -201,6 +204,9 @@ impl NeuronSlots {
             on_host: Vec::new(),
             values: Vec::new(),
         };
+        let row =
+            |layer: &LayerSlots| layer.tensors.iter().map(|tensor| tensor.row_bytes as u64).sum::<u64>();
+        session.limit_uploads(STAGED_ROWS * own.layers.iter().map(row).max().unwrap_or(0));
         for layer in 0..own.layers.len() {
             let moves = own.layers.get(layer).map(|slots| slots.fill(layer)).unwrap_or_default();
             for rows in moves.chunks(ROWS_PER_UPLOAD) {

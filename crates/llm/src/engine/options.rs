@@ -45,6 +45,9 @@ pub struct EngineOptions {
     pub expert_slots: usize,
     /// The layers without slots: accelerators have the tensors of their experts.
     pub resident_experts: LayerSet,
+    /// The most bytes of experts that are uploaded to a device in one step; an expert of more bytes goes alone. They have so much
+    /// memory there. 0: [`DEFAULT_UPLOAD_BYTES`](quadriga_runtime::DEFAULT_UPLOAD_BYTES).
+    pub upload_bytes: u64,
     /// How the neurons of feed-forward networks are computed: whether rows of inactive ones are skipped.
     pub neurons: Neurons,
     /// How often each neuron is active: the most active ones are in [`Neurons::slots`] from the beginning. Without counts, neurons
@@ -98,6 +101,7 @@ impl Default for EngineOptions {
             checkpoints: 4,
             expert_slots: 0,
             resident_experts: LayerSet::EMPTY,
+            upload_bytes: 0,
             neurons: Neurons::default(),
             neuron_counts: None,
             hidden: false,
@@ -261,7 +265,7 @@ impl EngineOptions {
         }
         self.context = self.context.min(self.pages * PAGE_SLOTS);
         let checkpoints = if hyper.recurrent.is_some() { self.checkpoints.min(1) } else { 0 };
-        (self.checkpoints, self.expert_slots) = (checkpoints, 0);
+        self.checkpoints = checkpoints;
         self.resolve_window_pages(hyper);
         Ok(())
     }
@@ -315,7 +319,6 @@ impl EngineOptions {
             page_table: Some(table),
             window_cache: self.window_cache(model.hyperparameters()),
             state_rows,
-            expert_slots: 0,
             neurons: Neurons { slots: 0, observe: false, ..self.neurons },
             top: if self.logits && rows > 0 { TOP_LOGITS } else { 0 },
             ..self.slots_shape(model, tokens, rows, 1)

@@ -1,8 +1,9 @@
 //! The size of an expert cache: memory of accelerators that experts of the CPU move into while the model runs.
 
 use quadriga_graph::{TensorKind, layer_of};
-use quadriga_runtime::{BackendBytes, MAX_UPLOADS, Plan};
+use quadriga_runtime::{BackendBytes, DEFAULT_UPLOAD_BYTES, Plan};
 
+use super::estimate::{BatchEstimate, usual_slots};
 use super::search::fitting;
 use super::{Devices, GpuLayers, PlacedModel, Placement, TensorClass, residence};
 use crate::Result;
@@ -24,8 +25,17 @@ pub enum ExpertCache {
 /// The fewest tokens whose experts the cache must have room for in every layer, to be worth its rendezvous.
 const MIN_TOKENS: usize = 2;
 
-/// Experts whose upload may be in flight.
-const STAGED_EXPERTS: u64 = MAX_UPLOADS as u64;
+/// The share of a link's time that uploads may take, 1 of so many: they read memory that the CPU computes from.
+const LINK_SHARE: f64 = 8.0;
+
+/// The share of an accelerator's memory that experts on their way may take, 1 of so many.
+const MEMORY_SHARE: u64 = 16;
+
+/// The most bytes that are uploaded in a step, whatever the link.
+const MAX_UPLOAD_BYTES: u64 = 64 << 20;
+
+/// What alignment may add to the tensors of an expert in staging memory.
+const STAGING_SLACK: u64 = 4 << 10;
 
 impl Placement {
     /// Plans a model with `plan`, and gives it an expert cache where experts are on the CPU.
@@ -52,7 +62,9 @@ impl Placement {
         {
             return Ok((placed, options));
         }
-        let slots = SlotSearch { placement: self, model, devices, one, staging: STAGED_EXPERTS * one };
+        let upload_bytes = self.upload_bytes(model, devices, (&placed, &options), one)?;
+        let staging = upload_bytes.max(one + STAGING_SLACK);
+        let slots = SlotSearch { placement: self, model, devices, one, upload_bytes, staging };
         match self.expert_cache {
             ExpertCache::Auto => slots.choose((placed, options), plan),
             ExpertCache::Bytes(bytes) => {
@@ -69,6 +81,40 @@ impl Placement {
                 Ok(slots.fill(rest, &with, bytes, 1)?.unwrap_or((placed, options)))
             }
         }
+    }
+}
+
+impl Placement {
+    /// The bytes of experts to upload in a step: what the slowest link carries in a part of the time of a step without a cache, but
+    /// at least an expert.
+    fn upload_bytes(
+        &self,
+        model: &Model,
+        devices: &Devices,
+        (placed, options): (&PlacedModel, &EngineOptions),
+        one: u64,
+    ) -> Result<u64> {
+        let accelerators = devices.accelerators().len();
+        let visible = usual_slots(&options.clone().resolve(model)?);
+        let estimate = self.estimate_at(model, devices, options, placed, visible)?;
+        let seconds = estimate.decode.as_ref().map(BatchEstimate::seconds);
+        let link = self.rates_of(devices).iter().take(accelerators).map(|rates| rates.link).reduce(f64::min);
+        let room = match self.expert_cache {
+            ExpertCache::Auto => u64::MAX,
+            ExpertCache::Bytes(bytes) => bytes,
+        };
+        let room = self.budgets(devices).into_iter().flatten().fold(room, u64::min) / MEMORY_SHARE;
+        Ok(bytes_of_step(link, seconds).min(room).max(one))
+    }
+}
+
+/// The bytes that a link may carry beside the work of a step of so many seconds. What is not known, or no number, is taken for
+/// [`DEFAULT_UPLOAD_BYTES`].
+fn bytes_of_step(link: Option<f64>, seconds: Option<f64>) -> u64 {
+    let bytes = link.zip(seconds).map(|(link, seconds)| link * seconds / LINK_SHARE);
+    match bytes.filter(|bytes| bytes.is_finite() && *bytes > 0.0) {
+        Some(bytes) => (bytes as u64).min(MAX_UPLOAD_BYTES),
+        None => DEFAULT_UPLOAD_BYTES,
     }
 }
 
@@ -102,7 +148,9 @@ pub(super) struct SlotSearch<'a> {
     pub(super) devices: &'a Devices,
     /// Bytes of an expert.
     pub(super) one: u64,
-    /// Bytes of the experts that are on their way.
+    /// Bytes of the experts that are uploaded in a step.
+    pub(super) upload_bytes: u64,
+    /// Memory for those that are on their way.
     pub(super) staging: u64,
 }
 
@@ -156,13 +204,20 @@ impl SlotSearch<'_> {
         let wanted = bytes.saturating_mul(accelerators as u64) / self.one;
         let mut slots = usize::try_from(wanted).unwrap_or(usize::MAX).min(all);
         while slots >= least.max(1) {
-            let with = EngineOptions { expert_slots: slots, resident_experts: resident, ..with.clone() };
+            let upload_bytes = self.upload_bytes;
+            let with = EngineOptions {
+                expert_slots: slots,
+                resident_experts: resident,
+                upload_bytes,
+                ..with.clone()
+            };
             if let Some((forecast, expert_slot_bytes)) = self.check(&rest, &with, bytes)? {
                 let staged = |own: &u64| if *own > 0 { self.staging } else { 0 };
                 let placed = PlacedModel {
                     forecast,
                     expert_slots: slots,
                     resident_experts: resident,
+                    upload_bytes,
                     expert_staging_bytes: expert_slot_bytes.iter().map(staged).collect(),
                     expert_slot_bytes,
                     ..rest
@@ -220,4 +275,23 @@ pub fn expert_bytes(model: &Model) -> Result<u64> {
         }
     }
     Ok(bytes.into_iter().max().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_of_a_step_follow_from_the_link_and_the_time_of_the_step() {
+        // An eighth of what 16 GB/s carry in 10 ms.
+        assert_eq!(bytes_of_step(Some(16e9), Some(0.010)), 20_000_000);
+        assert_eq!(bytes_of_step(Some(16e9), Some(0.001)), 2_000_000);
+        assert_eq!(bytes_of_step(Some(4e9), Some(0.001)), 500_000);
+        assert_eq!(bytes_of_step(Some(50e9), Some(1.0)), MAX_UPLOAD_BYTES);
+        for (link, seconds) in
+            [(None, Some(1.0)), (Some(16e9), None), (Some(f64::NAN), Some(1.0)), (Some(16e9), Some(0.0))]
+        {
+            assert_eq!(bytes_of_step(link, seconds), DEFAULT_UPLOAD_BYTES);
+        }
+    }
 }

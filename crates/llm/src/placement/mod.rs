@@ -56,7 +56,7 @@ use self::shares::shares;
 pub use self::tensor_class::TensorClass;
 use crate::engine::EngineOptions;
 use crate::model::Model;
-use crate::models::LayerSet;
+use crate::models::{LayerSet, Neurons};
 use crate::{Error, Result};
 
 /// The number of a model's layers that accelerators hold; the output matrix counts as one more.
@@ -149,10 +149,27 @@ pub struct PlacedModel {
     pub expert_staging_bytes: Vec<u64>,
     /// The layers without slots, for [`EngineOptions::resident_experts`].
     pub resident_experts: LayerSet,
+    /// Bytes of experts that are uploaded in a step, for [`EngineOptions::upload_bytes`]. 0 without slots.
+    pub upload_bytes: u64,
     /// With [`ExpertCache::Auto`], the ways to place experts that were compared.
     pub expert_options: Vec<ExpertOption>,
     /// Rows of neurons on accelerators, for [`Neurons::slots`](crate::models::Neurons::slots).
     pub neuron_slots: usize,
+}
+
+impl PlacedModel {
+    /// Options of an engine, with the slots that the plan has room for.
+    pub fn engine_options(&self, options: &EngineOptions) -> EngineOptions {
+        let mut options = options.clone();
+        if self.expert_slots > 0 {
+            (options.expert_slots, options.resident_experts) = (self.expert_slots, self.resident_experts);
+            options.upload_bytes = self.upload_bytes;
+        }
+        if self.neuron_slots > 0 {
+            options.neurons = Neurons { slots: self.neuron_slots, ..options.neurons };
+        }
+        options
+    }
 }
 
 /// The share of a device's free memory that [`GpuLayers::Auto`] uses; the rest is left to the driver and other
@@ -172,6 +189,19 @@ impl Placement {
         };
         let with_cache = |placement: &Placement| placement.with_expert_cache(model, devices, plan);
         self.with_neuron_slots(model, devices, with_cache).map(|(placed, _)| placed)
+    }
+
+    /// Places a draft model on the devices of a large one, whose engine has these options: the expert cache is that of the large one.
+    pub fn plan_draft(
+        &self,
+        draft: &Model,
+        devices: &Devices,
+        options: &EngineOptions,
+    ) -> Result<PlacedModel> {
+        let (expert_slots, resident_experts) = (0, LayerSet::EMPTY);
+        let options = EngineOptions { expert_slots, resident_experts, ..options.clone() };
+        let placement = Placement { expert_cache: ExpertCache::Bytes(0), ..self.clone() };
+        placement.plan(draft, devices, &options)
     }
 
     /// As [`Placement::plan`], without an expert cache.

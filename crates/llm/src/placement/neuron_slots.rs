@@ -1,20 +1,16 @@
 //! The rows of neurons that accelerators hold beside attention and gates: as many as their memory has room for.
 
 use quadriga_graph::{Op, TensorKind};
-use quadriga_runtime::MAX_UPLOADS;
 
 use super::search::fitting;
 use super::{Devices, GpuLayers, PlacedModel, Placement};
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::{Engine, EngineOptions, STAGED_ROWS};
 use crate::model::Model;
 use crate::models::{GraphShape, NeuronMode};
 use crate::{Result, models::Neurons};
 
 /// The least share of all neurons that slots must have room for, to be worth their kernels: in 1 of so many.
 const WORTH: usize = 64;
-
-/// Rows that may be in flight, whose staging memory is not part of a plan.
-const STAGED_ROWS: u64 = 64 * MAX_UPLOADS as u64;
 
 impl Placement {
     /// Plans a model with `plan`, and gives accelerators the rows of some neurons where the CPU has those of all.

@@ -182,6 +182,7 @@ impl Search<'_> {
             expert_slot_bytes: Vec::new(),
             expert_staging_bytes: Vec::new(),
             resident_experts: LayerSet::EMPTY,
+            upload_bytes: 0,
             expert_options: Vec::new(),
             neuron_slots: 0,
         })

@@ -13,6 +13,7 @@ use super::page_pool::{PageId, PagePool};
 use super::paged_engine::{PagedEngine, StepSequence, StepToken, Wanted};
 use super::request::RequestId;
 use crate::engine::{EngineOptions, SCRAP_PAGES};
+use crate::models::LayerSet;
 use crate::sampling::log_probability;
 use crate::{Error, Model, Result};
 
@@ -75,8 +76,10 @@ impl Draft {
             let (name, value) = ("the draft model", model.hyperparameters().architecture.to_string());
             return Err(Error::Option { name, value, wanted: "a model without recurrent layers" });
         }
-        // Its windows keep the whole context.
-        let options = EngineOptions { window_slots: usize::MAX, ..options.clone() };
+        // Its windows keep the whole context, and its experts stay where they are: the slots are those of the large model.
+        let (expert_slots, resident_experts) = (0, LayerSet::EMPTY);
+        let options =
+            EngineOptions { window_slots: usize::MAX, expert_slots, resident_experts, ..options.clone() };
         let engine = PagedEngine::new(model, scheduler, options, progress)?;
         Ok(Draft {
             pool: PagePool::new(SCRAP_PAGES, engine.options().pages),

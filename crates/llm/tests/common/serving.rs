@@ -182,8 +182,17 @@ fn serve_stream(
     (specs, wanted): (&[Spec], &[Answer]),
     before_step: &mut dyn FnMut(&mut Rng),
 ) -> Batcher {
+    stream_through(batcher(model, backend, options), seed, (specs, wanted), before_step)
+}
+
+/// The same through a batcher that is there.
+pub fn stream_through(
+    mut batcher: Batcher,
+    seed: u64,
+    (specs, wanted): (&[Spec], &[Answer]),
+    before_step: &mut dyn FnMut(&mut Rng),
+) -> Batcher {
     let mut rng = Rng::new(!seed);
-    let mut batcher = batcher(model, backend, options);
     let mut answers = Answers::default();
     let mut ids: HashMap<RequestId, usize> = HashMap::new();
     let mut cancelled = Vec::new();

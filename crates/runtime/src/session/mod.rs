@@ -54,7 +54,7 @@ pub use pending_read::PendingRead;
 pub use plan_cache::PlanKey;
 pub use plan_limits::{PlanLimits, PlanUsage};
 pub use session::Session;
-pub use slice_uploads::{MAX_UPLOADS, SliceUpload, WeightSlice};
+pub use slice_uploads::{DEFAULT_UPLOAD_BYTES, SliceUpload, WeightSlice};
 pub use state_access::StateInfo;
 pub use tensor::SessionTensor;
 pub use tensor_ref::TensorRef;

@@ -15,8 +15,9 @@ use super::lane::Lane;
 use crate::weights::{ResidentWeight, SessionWeights};
 use crate::{Backend, BackendError, Buffer, Event, Queue, Region, RuntimeError, Usage};
 
-/// The most uploads of a session that are in flight at a time; each has staging memory of its own.
-pub const MAX_UPLOADS: usize = 16;
+/// The bytes of uploads to a device that are in flight at a time, unless [`Session::limit_uploads`](crate::Session::limit_uploads) says
+/// otherwise: what a link of 16 GB/s carries in 2 ms.
+pub const DEFAULT_UPLOAD_BYTES: u64 = 32 << 20;
 
 /// Slices begin at multiples of this in staging memory.
 const SLICE_ALIGNMENT: usize = 256;
@@ -39,8 +40,9 @@ pub struct WeightSlice<'a> {
 pub struct SliceUpload(u64);
 
 /// All uploads of a session.
-#[derive(Default)]
 pub(crate) struct SliceUploads {
+    /// The most bytes of staging memory on a device, unless one upload needs more.
+    limit: u64,
     /// The number of uploads so far.
     count: u64,
     /// By backend: where uploads are enqueued.
@@ -75,14 +77,31 @@ struct Staging {
     taken: Arc<dyn Event>,
 }
 
+impl Default for SliceUploads {
+    fn default() -> SliceUploads {
+        SliceUploads {
+            limit: DEFAULT_UPLOAD_BYTES,
+            count: 0,
+            queues: HashMap::new(),
+            in_flight: VecDeque::new(),
+            free: Vec::new(),
+            sources: HashMap::new(),
+        }
+    }
+}
+
 impl SliceUploads {
+    pub(super) fn limit(&mut self, bytes: u64) {
+        self.limit = bytes;
+    }
+
     pub(super) fn start(
         &mut self,
         weights: &SessionWeights,
         lanes: &[Lane],
         slices: &[WeightSlice<'_>],
     ) -> Result<Option<SliceUpload>, RuntimeError> {
-        if self.in_flight.len() >= MAX_UPLOADS || slices.is_empty() {
+        if slices.is_empty() {
             return Ok(None);
         }
         let mut found: Vec<(usize, Arc<ResidentWeight>)> = Vec::with_capacity(slices.len());
@@ -99,6 +118,7 @@ impl SliceUploads {
         let backend = &lanes.get(number).ok_or(RuntimeError::NoBackends)?.backend;
         let bytes = slices.iter().map(|slice| slice.range.len().next_multiple_of(SLICE_ALIGNMENT)).sum();
         let staging = self.staging(number, backend, bytes).map_err(RuntimeError::device)?;
+        let Some(staging) = staging else { return Ok(None) };
         match self.enqueue(number, backend, &staging, slices, found) {
             Ok(parts) => {
                 self.count += 1;
@@ -113,20 +133,38 @@ impl SliceUploads {
         }
     }
 
-    /// Staging memory of at least so many bytes.
+    /// Staging memory of at least so many bytes; `None` if that would be more than the limit. What is larger than the limit has
+    /// staging memory while there is no other.
     fn staging(
         &mut self,
         number: usize,
         backend: &Arc<dyn Backend>,
         bytes: usize,
-    ) -> Result<Staging, BackendError> {
-        let fits = |staging: &Staging| staging.backend == number && staging.buffer.bytes() >= bytes;
-        if let Some(at) = self.free.iter().position(fits) {
-            return Ok(self.free.swap_remove(at));
+    ) -> Result<Option<Staging>, BackendError> {
+        let own = self.free.iter().enumerate().filter(|(_, staging)| staging.backend == number);
+        let fitting = own.filter(|(_, staging)| staging.buffer.bytes() >= bytes);
+        if let Some((at, _)) = fitting.min_by_key(|(_, staging)| staging.buffer.bytes()) {
+            return Ok(Some(self.free.swap_remove(at)));
+        }
+        if !self.has_room(number, bytes) {
+            // Pieces that are too small make way, once the device has taken the bytes out of them.
+            self.free
+                .retain(|staging| staging.backend != number || matches!(staging.taken.is_done(), Ok(false)));
+            if !self.has_room(number, bytes) {
+                return Ok(None);
+            }
         }
         let buffer = backend.allocate(bytes, Usage::Weights)?;
         let (arrived, taken) = (backend.event(false)?, backend.event(false)?);
-        Ok(Staging { backend: number, buffer, arrived, taken })
+        Ok(Some(Staging { backend: number, buffer, arrived, taken }))
+    }
+
+    /// Whether so many bytes of staging memory may be added on a device.
+    fn has_room(&self, number: usize, bytes: usize) -> bool {
+        let all = self.in_flight.iter().map(|upload| &upload.staging).chain(&self.free);
+        let own = all.filter(|staging| staging.backend == number);
+        let used: u64 = own.map(|staging| staging.buffer.bytes() as u64).sum();
+        used == 0 || used.saturating_add(bytes as u64) <= self.limit
     }
 
     fn enqueue(

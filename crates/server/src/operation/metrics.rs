@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use quadriga_llm::Finish;
 use quadriga_llm::serving::{BatcherState, Finished};
+use quadriga_llm::{ExpertCacheUse, Finish};
 
 use super::exposition::{Exposition, escaped};
 
@@ -270,6 +270,18 @@ impl ModelMetrics {
         for (name, kind, help, value) in rows {
             out.sample(name, kind, help, &labels, value);
         }
+        let of_cache = |cache: &ExpertCacheUse| {
+            [
+                ("quadriga:expert_cache_slots", "gauge", "Slots for experts on GPUs", cache.slots),
+                ("quadriga:expert_cache_queries_total", "counter", "Experts that tokens used", cache.lookups),
+                ("quadriga:expert_cache_hits_total", "counter", "Of these, the ones in slots", cache.hits),
+                ("quadriga:expert_cache_uploads_total", "counter", "Experts moved into slots", cache.uploads),
+                ("quadriga:expert_cache_upload_bytes_total", "counter", "Their bytes", cache.bytes),
+            ]
+        };
+        for (name, kind, help, value) in state.expert_cache.as_ref().map(of_cache).into_iter().flatten() {
+            out.sample(name, kind, help, &labels, value as f64);
+        }
         for (count, reason) in self.ended.iter().zip(REASONS) {
             let (name, help) = ("vllm:request_success_total", "Answers by the reason why they ended");
             let labels = format!("{labels},finished_reason=\"{reason}\"");
@@ -312,6 +324,31 @@ mod tests {
             assert!(out.contains(line), "{line} in {out}");
         }
         assert!(out.contains("x_count{a=\"b\"} 5"), "{out}");
+    }
+
+    #[test]
+    fn the_expert_cache_is_counted_where_there_is_one() {
+        let text = |expert_cache| {
+            let mut out = Exposition::default();
+            ModelMetrics::default().write(
+                "m",
+                &BatcherState { expert_cache, ..Default::default() },
+                &mut out,
+            );
+            out.text()
+        };
+        let cache = ExpertCacheUse { slots: 7, lookups: 30, hits: 20, uploads: 3, bytes: 600 };
+        let found = text(Some(cache));
+        for line in [
+            "quadriga:expert_cache_slots{model_name=\"m\"} 7",
+            "quadriga:expert_cache_queries_total{model_name=\"m\"} 30",
+            "quadriga:expert_cache_hits_total{model_name=\"m\"} 20",
+            "quadriga:expert_cache_uploads_total{model_name=\"m\"} 3",
+            "quadriga:expert_cache_upload_bytes_total{model_name=\"m\"} 600",
+        ] {
+            assert!(found.contains(line), "{line} in {found}");
+        }
+        assert!(!text(None).contains("expert_cache"));
     }
 
     #[test]

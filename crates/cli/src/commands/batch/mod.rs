@@ -135,6 +135,9 @@ pub(crate) fn batch(arguments: &BatchArgs) -> Outcome {
                 guessed => format!(" · {} of {guessed} guesses were right", state.guessed_right),
             }
         );
+        if let Some(cache) = state.expert_cache {
+            note!("{cache}");
+        }
     }
     match job.failed {
         0 => Ok(()),

@@ -4,7 +4,7 @@ use quadriga_graph::PAGE_SLOTS;
 
 use super::super::page_file::PageFile;
 use super::Batcher;
-use crate::engine::EngineOptions;
+use crate::engine::{EngineOptions, ExpertCacheUse};
 
 /// What a batcher is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -43,6 +43,8 @@ pub struct BatcherState {
     pub guessed: u64,
     /// Of the guesses, those that were right.
     pub guessed_right: u64,
+    /// How the expert cache has served; `None` if there is none.
+    pub expert_cache: Option<ExpertCacheUse>,
 }
 
 impl Batcher {
@@ -60,6 +62,7 @@ impl Batcher {
             used_window_pages: self.windows.as_ref().map_or(0, |own| window_pages - own.available()),
             host_bytes: self.host.bytes(),
             file_pages: self.file.as_ref().map_or(0, PageFile::pages),
+            expert_cache: self.engine.expert_cache(),
             ..self.state
         }
     }

@@ -16,7 +16,7 @@ use self::step_sizes::coarse_bucket;
 use super::page_pool::PageId;
 use super::state_rows::StateRows;
 use super::window_pages::WindowPages;
-use crate::engine::{EngineOptions, Leader, resize};
+use crate::engine::{EngineOptions, ExpertCacheUse, ExpertSlots, Leader, resize};
 use crate::hyperparameters::Hyperparameters;
 use crate::models::{GraphShape, PageTable};
 use crate::{Error, LogitsError, Model, Result};
@@ -83,6 +83,8 @@ pub(super) struct PagedEngine {
     output_rows: Vec<usize>,
     /// In models with recurrent layers: which rows hold which states.
     states: StateRows,
+    /// Where devices have slots for experts of the host.
+    experts: Option<ExpertSlots>,
     recurrent: bool,
     /// A step of which only the argmax is wanted, whose results have not been read.
     in_flight: Option<StepInFlight>,
@@ -144,6 +146,7 @@ impl PagedEngine {
             argmax: Vec::new(),
             top: TopRows::default(),
             output_rows: Vec::new(),
+            experts: None,
             recurrent,
             in_flight: None,
             ahead: None,
@@ -154,6 +157,8 @@ impl PagedEngine {
         engine.model.file().check_mapped()?;
         // The graph of one token uses every weight; larger steps find them loaded.
         engine.prepare(engine.shape(1, [1, 0], (1, 1), Wanted::Logits), progress)?;
+        let upload_bytes = engine.options.upload_bytes;
+        engine.experts = ExpertSlots::new(&engine.model, &mut engine.session, upload_bytes)?;
         let on_device = |plan: &Plan| !crate::engine::has_logits_on_host(plan);
         engine.logits_on_device = engine.ranks().is_none() && engine.session.plan().is_some_and(on_device);
         if let Some(ranks) = engine.ranks().cloned() {
@@ -175,6 +180,18 @@ impl PagedEngine {
 
     pub(super) fn session(&self) -> &Session {
         &self.session
+    }
+
+    /// How the expert cache has served; `None` if there is none.
+    pub(super) fn expert_cache(&self) -> Option<ExpertCacheUse> {
+        self.experts.as_ref().map(ExpertSlots::usage)
+    }
+
+    /// A step has failed: experts that arrived for it may not have.
+    fn lose_experts(&mut self) {
+        if let Some(experts) = &mut self.experts {
+            experts.fail();
+        }
     }
 
     /// The shape of a step with so many tokens, outputs of logits and of hidden states, sequences, and pages of the longest one.
@@ -266,7 +283,9 @@ impl PagedEngine {
         let Some(step) = self.in_flight.as_ref().filter(|step| step.read.is_none()) else { return Ok(false) };
         let (shape, outputs) = (step.shape, tokens.iter().filter(|token| token.output).count());
         let table = (sequences.len(), longest(sequences));
-        let is_next = self.shape(tokens.len(), [outputs, 0], table, Wanted::Argmax) == shape
+        // Which experts a step uses is read before the next one begins, and which have arrived.
+        let is_next = self.experts.is_none()
+            && self.shape(tokens.len(), [outputs, 0], table, Wanted::Argmax) == shape
             && shape.rows == shape.tokens
             && outputs == tokens.len();
         if !is_next || self.ahead.is_some() || !self.session.plan().is_some_and(Plan::is_asynchronous) {
@@ -306,6 +325,7 @@ impl PagedEngine {
         self.in_flight = self.ahead.take();
         if finished.is_err() {
             self.in_flight = None;
+            self.lose_experts();
             // A device may report a failure once more when it is waited for: the next step begins without it.
             let _ = self.session.wait();
         }
@@ -315,8 +335,8 @@ impl PagedEngine {
     /// Forgets steps in flight, and waits for them: whatever failed in them does not show in the next one.
     pub(super) fn discard(&mut self) {
         let ahead = self.ahead.take();
-        if self.in_flight.take().or(ahead).is_some() {
-            let _ = self.session.wait();
+        if self.in_flight.take().or(ahead).is_some() && self.session.wait().is_err() {
+            self.lose_experts();
         }
     }
 
@@ -346,6 +366,7 @@ impl PagedEngine {
         let logits: Vec<usize> = all.map(|(_, row)| *row).collect();
         let computed = self.compute(shape, logits);
         if computed.is_err() {
+            self.lose_experts();
             // A device may report a failure once more when it is waited for: the next step begins without it.
             let _ = self.session.wait();
         }
@@ -355,10 +376,15 @@ impl PagedEngine {
     fn compute(&mut self, shape: GraphShape, logits: Vec<usize>) -> Result<()> {
         self.prepare(shape, &mut |_| {})?;
         self.set_inputs(&shape, false)?;
+        if let Some(experts) = &mut self.experts {
+            experts.set_tables(&mut self.session, &shape)?;
+        }
         self.session.start()?;
         if shape.rows == 0 || self.follows() {
-            return Ok(self.session.wait()?);
+            self.session.wait()?;
+            return self.observe_experts(&shape);
         }
+        self.observe_experts(&shape)?;
         if shape.argmax || shape.top > 0 {
             let output_rows = std::mem::take(&mut self.output_rows);
             self.in_flight = Some(StepInFlight { shape, output_rows, logits, read: None });

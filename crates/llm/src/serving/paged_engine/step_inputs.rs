@@ -5,7 +5,7 @@ use quadriga_graph::PAGE_SLOTS;
 use super::super::window_pages::WindowPages;
 use super::{PagedEngine, StepSequence, StepToken};
 use crate::Result;
-use crate::engine::SCRAP_PAGES;
+use crate::engine::{BatchRow, SCRAP_PAGES};
 use crate::models::{GraphShape, PageTable};
 
 #[derive(Default)]
@@ -19,6 +19,9 @@ pub(super) struct StepInputs {
     window_slots: Vec<i32>,
     window_pages: Vec<i32>,
     rows: Vec<i32>,
+    /// Whether each row, and each row of outputs, has a token: others fill up the step.
+    has_token: Vec<bool>,
+    has_output: Vec<bool>,
     /// The rows of recurrent states that each sequence reads and writes.
     state_rows: Vec<[i32; 2]>,
     pieces: Vec<i32>,
@@ -57,6 +60,9 @@ impl PagedEngine {
         }
         let (mut output_rows, mut unused) = (Vec::new(), 0);
         inputs.rows.resize(shape.rows, 0);
+        inputs.has_token.clear();
+        inputs.has_output.clear();
+        inputs.has_output.resize(shape.rows, false);
         let (mut outputs, mut hidden_outputs) = (0, shape.logit_rows.min(shape.rows));
         for row in 0..shape.tokens.max(tokens.len()) {
             let token = tokens.get(row).copied();
@@ -69,6 +75,12 @@ impl PagedEngine {
                 *next += 1;
             }
             let used = token.and_then(|token| Some((token, sequences.get(token.sequence)?)));
+            inputs.has_token.push(used.is_some());
+            if let (Some(_), Some(output)) = (used.filter(|(token, _)| token.output), output_rows.last())
+                && let Some(has_output) = inputs.has_output.get_mut(*output)
+            {
+                *has_output = true;
+            }
             let Some((StepToken { token, position, sequence, .. }, StepSequence { pages, window_pages, .. })) =
                 used
             else {
@@ -107,6 +119,17 @@ impl PagedEngine {
         output_rows
     }
 
+    /// Notes which experts a step uses, and starts to upload those that should be in a slot.
+    pub(super) fn observe_experts(&mut self, shape: &GraphShape) -> Result<()> {
+        let Some(experts) = &mut self.experts else { return Ok(()) };
+        let StepInputs { has_token, has_output, .. } = &self.inputs;
+        let holds_token = |row: BatchRow| match row {
+            BatchRow::Token(row) => has_token.get(row) == Some(&true),
+            BatchRow::Output(row) => has_output.get(row) == Some(&true),
+        };
+        experts.observe(&self.model, &mut self.session, shape, holds_token)
+    }
+
     /// Sets the graph's inputs; with `chained`, its tokens are the results of the step before.
     pub(super) fn set_inputs(&mut self, shape: &GraphShape, chained: bool) -> Result<()> {
         let StepInputs {
@@ -121,6 +144,7 @@ impl PagedEngine {
             rows,
             state_rows,
             pieces,
+            ..
         } = &mut self.inputs;
         let hyper = self.model.hyperparameters();
         let (full, windows) = (hyper.has_full_attention(), hyper.window().is_some());
