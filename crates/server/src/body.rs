@@ -1,7 +1,7 @@
 //! The body of a request: read up to a limit, and parsed as a JSON object.
 
 use axum::body::Body;
-use axum::extract::{FromRequest, Request};
+use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, header};
 use http_body::Body as _;
 use serde_json::{Map, Value};
@@ -42,12 +42,9 @@ impl JsonBody {
             Err(error) => Err(ApiError::invalid(format!("the body is not valid JSON: {error}"))),
         }
     }
-}
 
-impl FromRequest<Arc<App>> for JsonBody {
-    type Rejection = ApiError;
-
-    async fn from_request(request: Request, app: &Arc<App>) -> Result<JsonBody, ApiError> {
+    /// Reads and parses the body of a request, with the memory that it takes.
+    pub(crate) async fn read(request: Request, app: &Arc<App>) -> Result<(JsonBody, BodyRoom), ApiError> {
         let limits = app.limits();
         check_coding(request.headers())?;
         let read = read(request.into_body(), app);
@@ -61,13 +58,10 @@ impl FromRequest<Arc<App>> for JsonBody {
             tracing::info!(target: PROMPTS, body = %printable(&bytes), "request body");
         }
         if bytes.len() < LONG_BODY {
-            return JsonBody::parse(&bytes);
+            return Ok((JsonBody::parse(&bytes)?, room));
         }
         // The threads that serve connections have others to serve meanwhile.
-        let parse = move || {
-            let _room = room;
-            JsonBody::parse(&bytes)
-        };
+        let parse = move || JsonBody::parse(&bytes).map(|body| (body, room));
         let failed = |_| ApiError::new(ErrorKind::Internal, "the body could not be parsed");
         tokio::task::spawn_blocking(parse).await.map_err(failed)?
     }

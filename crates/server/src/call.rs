@@ -11,6 +11,7 @@ use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::model::ServedModel;
+use crate::operation::body_room::BodyRoom;
 use crate::operation::caller::Caller;
 
 /// A request with a JSON body, as handlers take it.
@@ -25,6 +26,8 @@ pub struct Call {
     pub headers: HeaderMap,
     /// The body.
     pub body: JsonBody,
+    /// The memory that the body takes as long as it is there.
+    _room: BodyRoom,
 }
 
 /// What identifies a request in answers and logs.
@@ -51,8 +54,8 @@ impl FromRequest<Arc<App>> for Call {
         let caller = request.extensions().get::<Caller>().cloned().unwrap_or_default();
         let id = request.extensions().get::<RequestId>().cloned().unwrap_or_default();
         let headers = request.headers().clone();
-        let body = JsonBody::from_request(request, app).await?;
-        Ok(Call { app: Arc::clone(app), caller, id, headers, body })
+        let (body, room) = JsonBody::read(request, app).await?;
+        Ok(Call { app: Arc::clone(app), caller, id, headers, body, _room: room })
     }
 }
 

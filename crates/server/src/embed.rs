@@ -2,6 +2,8 @@
 //! engine, computed in parts beside the tokens of answers, so that a long text holds up no stream.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use quadriga_llm::Pooling;
 use quadriga_llm::serving::{Event, EventSink, Request, RequestId, Service};
@@ -10,6 +12,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use crate::embedding::EmbeddingTask;
 use crate::error::{ApiError, ErrorKind};
 use crate::model::{InFlightGuard, ServedModel};
+use crate::operation::caller::CallerUse;
 
 /// The most texts of one request that are computed at a time, and the part of the engine's sequences that they may take: the
 /// rest stays for others.
@@ -49,6 +52,7 @@ struct Texts<'s> {
     served: &'s ServedModel,
     service: &'s Service,
     client: u64,
+    usage: &'s CallerUse,
     pooling: Pooling,
     sender: UnboundedSender<(usize, Note)>,
     notes: UnboundedReceiver<(usize, Note)>,
@@ -59,16 +63,17 @@ struct Texts<'s> {
 
 impl ServedModel {
     /// Computes embeddings of texts, or how well documents answer queries, for their tokens. `client` is whose share of the
-    /// engine they use.
+    /// engine they use; `usage` is charged with what is computed, also if nobody waits for the end of it.
     pub async fn embed(
         &self,
         task: EmbeddingTask,
         texts: Vec<Vec<u32>>,
         client: u64,
+        usage: CallerUse,
     ) -> Result<Vec<Vec<f32>>, ApiError> {
         match (self.encoder_service(), task) {
-            (Some(encoder), _) => encoder.compute(task, texts).await,
-            (None, EmbeddingTask::Embed) => embed_beside(self, &texts, client).await,
+            (Some(encoder), _) => encoder.compute(task, texts, usage).await,
+            (None, EmbeddingTask::Embed) => embed_beside(self, &texts, client, &usage).await,
             (None, EmbeddingTask::Rank) => Err(quadriga_llm::Error::NoClassificationHead.into()),
         }
     }
@@ -79,12 +84,14 @@ async fn embed_beside(
     served: &ServedModel,
     texts: &[Vec<u32>],
     client: u64,
+    usage: &CallerUse,
 ) -> Result<Vec<Vec<f32>>, ApiError> {
     let (sender, notes) = unbounded_channel();
     let mut own = Texts {
         served,
         service: served.service()?,
         client,
+        usage,
         pooling: served.model.hyperparameters().pooling.unwrap_or(Pooling::Last),
         sender,
         notes,
@@ -125,8 +132,20 @@ impl Texts<'_> {
     fn submit(&mut self, number: usize, text: Vec<u32>) -> Result<(), ApiError> {
         let flight = self.served.note_in_flight(text.len());
         let (events, reply) = (TextSink { number, notes: self.sender.clone() }, self.sender.clone());
-        let request = Request { embedding: Some(self.pooling), client: self.client, ..Request::new(text) };
-        let sink: EventSink = Box::new(move |event| events.send(event));
+        let request = Request {
+            embedding: Some(self.pooling),
+            client: self.client,
+            progress: true,
+            ..Request::new(text)
+        };
+        let entry = Arc::clone(&flight.entry);
+        let sink: EventSink = Box::new(move |event| match event {
+            Event::Progress { computed, .. } => {
+                entry.computed.store(computed, Ordering::Relaxed);
+                !events.notes.is_closed()
+            }
+            event => events.send(event),
+        });
         let accepted = move |ids| reply.send((number, Note::Submitted(ids))).is_ok();
         let submitted = self.service.submit_to(vec![(request, sink)], accepted);
         submitted.map_err(|_| self.served.note_stopped())?;
@@ -140,6 +159,15 @@ impl Texts<'_> {
         }
     }
 
+    /// Notes that a text has ended, and counts what was computed of it. False if it had.
+    fn end(&mut self, number: usize) -> bool {
+        let ended = self.running.remove(&number);
+        if let Some((_, flight)) = &ended {
+            self.usage.charge(flight.entry.used());
+        }
+        ended.is_some()
+    }
+
     /// Takes in what happened to a text; whether it has ended.
     fn take(&mut self, number: usize, event: Event) -> Result<bool, ApiError> {
         match event {
@@ -149,9 +177,9 @@ impl Texts<'_> {
                 }
                 Ok(false)
             }
-            Event::Finished(_) => Ok(self.running.remove(&number).is_some()),
+            Event::Finished(_) => Ok(self.end(number)),
             Event::Failed(error) => {
-                self.running.remove(&number);
+                self.end(number);
                 self.served.note_failure(&error);
                 let message = format!("text {number} cannot be embedded: {error}");
                 Err(ApiError::new(ErrorKind::of_failure(&error), message))
@@ -169,11 +197,16 @@ impl Drop for Texts<'_> {
             match note {
                 Note::Submitted(Ok(ids)) => self.note_accepted(number, &ids),
                 Note::Happened(Event::Finished(_) | Event::Failed(_)) => {
-                    self.running.remove(&number);
+                    self.end(number);
                 }
                 _ => {}
             }
         }
-        self.running.values().filter_map(|(id, _)| *id).for_each(|id| self.service.cancel(id));
+        for (id, flight) in self.running.values() {
+            if let Some(id) = id {
+                self.service.cancel(*id);
+            }
+            self.usage.charge(flight.entry.used());
+        }
     }
 }

@@ -9,6 +9,7 @@ use quadriga_llm::Embedder;
 use tokio::sync::oneshot;
 
 use crate::error::{ApiError, ErrorKind};
+use crate::operation::caller::CallerUse;
 
 /// The most requests that wait.
 const MAX_WAITING: usize = 256;
@@ -28,6 +29,8 @@ pub enum EmbeddingTask {
 struct Job {
     task: EmbeddingTask,
     texts: Vec<Vec<u32>>,
+    /// Whoever asked, until it is computed.
+    usage: CallerUse,
     reply: oneshot::Sender<Result<Vec<Vec<f32>>, ApiError>>,
 }
 
@@ -57,6 +60,7 @@ impl EmbeddingService {
         &self,
         task: EmbeddingTask,
         texts: Vec<Vec<u32>>,
+        usage: CallerUse,
     ) -> Result<Vec<Vec<f32>>, ApiError> {
         let stopped = || ApiError::new(ErrorKind::Unavailable, "embeddings cannot be computed any more");
         if self.waiting.load(Ordering::Relaxed) >= MAX_WAITING {
@@ -68,7 +72,7 @@ impl EmbeddingService {
         }
         let (reply, answer) = oneshot::channel();
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        let sent = self.jobs().and_then(|jobs| jobs.send(Job { task, texts, reply }).ok());
+        let sent = self.jobs().and_then(|jobs| jobs.send(Job { task, texts, usage, reply }).ok());
         if sent.is_none() {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             return Err(stopped());
@@ -117,7 +121,11 @@ fn run(loader: EmbedderLoader, inbox: &Receiver<Job>, waiting: &AtomicUsize) {
             continue;
         }
         let vectors = match &mut embedder {
-            Ok(embedder) => compute(embedder, job.task, &job.texts),
+            Ok(embedder) => {
+                // Texts that fail cost as much, and so do those for which nobody waits any more.
+                job.usage.charge(job.texts.iter().map(Vec::len).sum());
+                compute(embedder, job.task, &job.texts)
+            }
             Err(error) => Err(error.clone()),
         };
         let _ = job.reply.send(vectors);

@@ -27,14 +27,17 @@ impl ServedModel {
         generations: Vec<Generation>,
         caller: &Caller,
     ) -> Result<Running, ApiError> {
+        let usage = caller.enter()?;
+        prompt::check_answers(self, &generations)?;
+        let bytes = generations.iter().map(|generation| generation.prompt.bytes()).sum();
         let served = Arc::clone(self);
         let client = caller.client();
         let prepare = move || {
             let prepare = |generation| prompt::prepare(&served, generation, client);
             generations.into_iter().map(prepare).collect::<Result<Vec<_>, ApiError>>()
         };
-        let prepared = self.blocking(prepare).await??;
-        Running::start(self, prepared, caller).await
+        let prepared = self.tokenizing(bytes, prepare).await??;
+        Running::start(self, prepared, usage).await
     }
 
     /// The engine's requests, one for each choice, for callers that give them to [`ServedModel::service`] themselves.
@@ -47,14 +50,14 @@ impl ServedModel {
 
     /// The tokens of a prompt, rendered and tokenized as [`generate`](Self::generate) does, without any generation.
     pub async fn tokens(self: &Arc<Self>, generation: Generation) -> Result<Vec<u32>, ApiError> {
-        let served = Arc::clone(self);
+        let (served, bytes) = (Arc::clone(self), generation.prompt.bytes());
         let prepare = move || prompt::tokens(&served, &generation);
-        self.blocking(prepare).await?
+        self.tokenizing(bytes, prepare).await?
     }
 
     /// The text of a conversation as the model's chat template renders it.
     pub async fn rendered(self: &Arc<Self>, generation: Generation) -> Result<String, ApiError> {
-        let served = Arc::clone(self);
-        self.blocking(move || prompt::text(&served, &generation)).await?
+        let (served, bytes) = (Arc::clone(self), generation.prompt.bytes());
+        self.tokenizing(bytes, move || prompt::text(&served, &generation)).await?
     }
 }

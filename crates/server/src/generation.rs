@@ -10,6 +10,7 @@ use quadriga_llm::template::Message;
 use quadriga_llm::{Finish, TokenCounts};
 use serde_json::{Map, Value};
 
+use crate::answer_tokens::{AnswerToken, TokenPart};
 use crate::constraint::{Constraint, ToolChoice};
 use crate::error::ApiError;
 
@@ -24,6 +25,22 @@ pub enum Prompt {
     Tokens(Vec<u32>),
     /// Texts and tokens, one behind the other.
     Mixed(Vec<PromptPart>),
+}
+
+impl Prompt {
+    /// The bytes of its texts.
+    pub(crate) fn bytes(&self) -> usize {
+        let part = |part: &PromptPart| match part {
+            PromptPart::Text(text) | PromptPart::Plain(text) => text.len(),
+            PromptPart::Token(_) => 0,
+        };
+        match self {
+            Prompt::Chat(chat) => chat.messages.iter().map(|message| message.content.len()).sum(),
+            Prompt::Text(text) => text.len(),
+            Prompt::Tokens(_) => 0,
+            Prompt::Mixed(parts) => parts.iter().map(part).sum(),
+        }
+    }
 }
 
 /// A part of a prompt that is made of texts and tokens.
@@ -150,8 +167,9 @@ pub struct Delta {
     pub reasoning: String,
     /// Parts of calls of tools.
     pub tool_calls: Vec<ToolCallPiece>,
-    /// Log-probabilities, if they were asked for.
-    pub logprobs: Option<TokenLogprobs>,
+    /// The tokens of which it is known now what they were for. All that have a part in the text are among them; others follow
+    /// later, and those of a stop string never.
+    pub tokens: Vec<AnswerToken>,
 }
 
 /// A part of an answer, in the order of generation.
@@ -189,7 +207,12 @@ pub enum AnswerSection {
     /// Reasoning.
     Reasoning(String),
     /// Text.
-    Text(String),
+    Text {
+        /// The text.
+        text: String,
+        /// How many of the answer's tokens are in it.
+        tokens: usize,
+    },
     /// The call of this number.
     ToolCall(usize),
 }
@@ -199,9 +222,9 @@ impl AnswerSection {
     pub(crate) fn add(sections: &mut Vec<AnswerSection>, part: AnswerPart) {
         match (sections.last_mut(), part) {
             (Some(AnswerSection::Reasoning(text)), AnswerPart::Reasoning(more))
-            | (Some(AnswerSection::Text(text)), AnswerPart::Text(more)) => text.push_str(&more),
+            | (Some(AnswerSection::Text { text, .. }), AnswerPart::Text(more)) => text.push_str(&more),
             (_, AnswerPart::Reasoning(text)) => sections.push(AnswerSection::Reasoning(text)),
-            (_, AnswerPart::Text(text)) => sections.push(AnswerSection::Text(text)),
+            (_, AnswerPart::Text(text)) => sections.push(AnswerSection::Text { text, tokens: 0 }),
             (_, AnswerPart::ToolCall(piece)) if piece.head.is_some() => {
                 sections.push(AnswerSection::ToolCall(piece.index));
             }
@@ -223,6 +246,8 @@ pub struct Done {
     pub reasoning_tokens: usize,
     /// When it was started, and how long it took.
     pub times: Finished,
+    /// The last tokens, which no [`Delta`] has.
+    pub tokens: Vec<AnswerToken>,
 }
 
 /// Why an answer ended.
@@ -289,12 +314,24 @@ pub struct Choice {
     pub tool_calls: Vec<WholeToolCall>,
     /// Reasoning, text and calls in the order of generation.
     pub sections: Vec<AnswerSection>,
-    /// The tokens, with log-probabilities if they were asked for.
-    pub tokens: Vec<(u32, Option<TokenLogprobs>)>,
+    /// The tokens, with log-probabilities if they were asked for. Those of a stop string are left out.
+    pub tokens: Vec<AnswerToken>,
     /// Log-probabilities of the prompt, for each token but the first, if they were asked for.
     pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
     /// How it ended.
     pub done: Done,
+}
+
+impl Choice {
+    /// The tokens of the text.
+    pub fn text_tokens(&self) -> impl Iterator<Item = &AnswerToken> {
+        self.tokens.iter().filter(|token| token.part == TokenPart::Text)
+    }
+
+    /// Whether log-probabilities were asked for.
+    pub fn has_logprobs(&self) -> bool {
+        self.tokens.iter().any(|token| token.logprobs.is_some())
+    }
 }
 
 /// A call of a tool.

@@ -14,7 +14,7 @@
 //!
 //! | module | purpose |
 //! |---|---|
-//! | [`generation`] | a request for text and what happens to it, whatever dialect it came in |
+//! | [`generation`], [`answer_tokens`] | a request for text and what happens to it, whatever dialect it came in |
 //! | [`dialects`] | JSON of each interface to and from that |
 //! | [`model`], [`registry`] | a loaded model that answers requests; loading and unloading models |
 //! | [`openapi`] | routes with their descriptions |
@@ -24,6 +24,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod answer_tokens;
 pub mod app;
 pub mod body;
 pub mod call;

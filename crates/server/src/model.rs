@@ -8,9 +8,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use quadriga_llm::serving::{Batcher, BatcherOptions, BatcherState, Finished, Service};
 use quadriga_llm::{EngineOptions, GeneratorOptions, Model};
 
+use tokio::sync::Semaphore;
+
 use crate::embedding::{EmbedderLoader, EmbeddingService};
 use crate::error::{ApiError, ErrorKind};
 use crate::operation::metrics::ModelMetrics;
+
+/// Bytes of text from which it takes a while to tokenize it, and how many such texts are tokenized at a time.
+const LONG_TEXT: usize = 64 << 10;
+const LONG_TEXTS: usize = 4;
 
 /// A model that is loaded: its engine, and the defaults of its requests.
 pub struct ServedModel {
@@ -33,6 +39,8 @@ pub struct ServedModel {
     in_flight: Arc<InFlightTable>,
     next: AtomicU64,
     failure: OnceLock<String>,
+    longest_token: OnceLock<usize>,
+    long_texts: Arc<Semaphore>,
 }
 
 /// The answers that are being generated, by number.
@@ -64,8 +72,20 @@ pub struct InFlight {
     pub since: Instant,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Of those, the ones in the KV cache so far.
+    pub computed: AtomicUsize,
     /// Tokens generated so far.
     pub generated: AtomicUsize,
+}
+
+impl InFlight {
+    /// The tokens that were computed for it, or found in the KV cache.
+    pub(crate) fn used(&self) -> usize {
+        match self.generated.load(Ordering::Relaxed) {
+            0 => self.computed.load(Ordering::Relaxed).min(self.prompt_tokens),
+            generated => self.prompt_tokens + generated,
+        }
+    }
 }
 
 /// Removes an answer from those in flight when it is dropped.
@@ -129,6 +149,8 @@ impl ServedModel {
             }),
             next: AtomicU64::new(0),
             failure: OnceLock::new(),
+            longest_token: OnceLock::new(),
+            long_texts: Arc::new(Semaphore::new(LONG_TEXTS)),
         }
     }
 
@@ -226,8 +248,12 @@ impl ServedModel {
 
     pub(crate) fn note_in_flight(&self, prompt_tokens: usize) -> InFlightGuard {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let entry =
-            Arc::new(InFlight { since: Instant::now(), prompt_tokens, generated: AtomicUsize::new(0) });
+        let entry = Arc::new(InFlight {
+            since: Instant::now(),
+            prompt_tokens,
+            computed: AtomicUsize::new(0),
+            generated: AtomicUsize::new(0),
+        });
         let mut table = self.in_flight.entries.lock().unwrap_or_else(PoisonError::into_inner);
         table.insert(number, Arc::clone(&entry));
         InFlightGuard { table: Arc::clone(&self.in_flight), number, entry }
@@ -240,6 +266,52 @@ impl ServedModel {
     ) -> Result<T, ApiError> {
         let failed = |_| ApiError::new(ErrorKind::Internal, "the request could not be prepared");
         tokio::task::spawn_blocking(work).await.map_err(failed)
+    }
+
+    /// Runs a function that tokenizes so many bytes of text. Few long texts are tokenized at a time, so that short ones find a
+    /// thread.
+    pub(crate) async fn tokenizing<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let turn = match bytes > LONG_TEXT {
+            // It is never closed.
+            true => Arc::clone(&self.long_texts).acquire_owned().await.ok(),
+            false => None,
+        };
+        self.blocking(move || {
+            // If nobody waits any more, the thread is busy nevertheless.
+            let _turn = turn;
+            work()
+        })
+        .await
+    }
+
+    /// Refuses a text of so many bytes that has more tokens than the context, however they are chosen: it is not tokenized then.
+    pub(crate) fn check_length(&self, bytes: usize) -> Result<(), ApiError> {
+        let context = self.context();
+        match bytes.div_ceil(self.longest_token()) {
+            least if least > context => {
+                Err(quadriga_llm::Error::ContextFull { wanted: least, used: 0, context }.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The most bytes of text that a token of the vocabulary stands for.
+    pub(crate) fn longest_token(&self) -> usize {
+        *self.longest_token.get_or_init(|| {
+            let Ok(tokenizer) = self.model.tokenizer() else { return usize::MAX };
+            // In others, a word that is not in the vocabulary is one token, and spaces are none, however many they are.
+            if !matches!(tokenizer.vocabulary().model.as_str(), "gpt2" | "gemma4" | "llama") {
+                return usize::MAX;
+            }
+            let tokens = 0..u32::try_from(tokenizer.token_count()).unwrap_or(u32::MAX);
+            let pieces = tokens.filter_map(|token| tokenizer.piece(token).ok().map(<[u8]>::len));
+            let names = tokenizer.vocabulary().tokens.iter().map(String::len);
+            pieces.chain(names).max().unwrap_or(1).max(1)
+        })
     }
 
     /// The bytes of a token; of a control token, its name.

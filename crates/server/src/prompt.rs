@@ -22,6 +22,41 @@ pub(crate) struct Prepared {
     pub(crate) prompt: Vec<u32>,
 }
 
+/// The most bytes of what each answer has a copy of, for all answers of a request together: stop strings and logit biases.
+const MAX_COPIES: usize = 16 << 20;
+
+/// Refuses more answers than can run and wait together, before anything is made for each of them.
+pub(crate) fn check_answers(served: &ServedModel, generations: &[Generation]) -> Result<(), ApiError> {
+    let Some(first) = generations.first() else { return Ok(()) };
+    check_count(served, first, generations.len())
+}
+
+/// The same for as many prompts with the options of one request.
+pub(crate) fn check_count(
+    served: &ServedModel,
+    generation: &Generation,
+    prompts: usize,
+) -> Result<(), ApiError> {
+    let field = if prompts > 1 { "prompt" } else { "n" };
+    let answers = prompts.saturating_mul(generation.choices);
+    let most = served.options.queue.saturating_add(served.options.engine.sequences);
+    if answers > most {
+        let problem = format!("asks for {answers} answers; at most {most} can run and wait (--queue)");
+        return Err(ApiError::field(field, problem));
+    }
+    let sampling = &generation.sampling;
+    let texts = generation.stops.iter().chain(&sampling.dry.sequence_breakers);
+    let texts: usize = texts.map(|text| text.len() + size_of::<String>()).sum();
+    let copied = texts + sampling.logit_bias.len() * size_of::<(u32, f32)>();
+    if answers > 1 && answers.saturating_mul(copied) > MAX_COPIES {
+        let problem = format!(
+            "asks for {answers} answers, each with {copied} bytes of stop strings and logit biases; ask for fewer, or use shorter ones"
+        );
+        return Err(ApiError::field(field, problem));
+    }
+    Ok(())
+}
+
 /// Renders, tokenizes and checks.
 pub(crate) fn prepare(
     served: &ServedModel,
@@ -34,8 +69,11 @@ pub(crate) fn prepare(
     }
     hooks::check_tools(&generation)?;
     check_bias(served, &generation)?;
-    let first = render(served, &generation)?;
     let context = served.context();
+    // What is before the text, and tokens among texts, do not make it shorter.
+    served.check_length(generation.prompt.bytes())?;
+    let first = render(served, &generation)?;
+    check_tokens(served, &generation, &first.prompt)?;
     if first.prompt.len() >= context {
         return Err(Error::ContextFull { wanted: first.prompt.len(), used: 0, context }.into());
     }
@@ -64,6 +102,23 @@ pub(crate) fn prepare(
     };
     let requests = (0..generation.choices).map(request).collect::<Result<_, _>>()?;
     Ok(Prepared { requests, stops, prompt })
+}
+
+/// The engine refuses these, too, but does not know the field.
+fn check_tokens(served: &ServedModel, generation: &Generation, prompt: &[u32]) -> Result<(), ApiError> {
+    let field = match &generation.prompt {
+        Prompt::Chat(chat) if chat.before.is_empty() => "messages",
+        Prompt::Chat(_) => "context",
+        Prompt::Text(_) | Prompt::Tokens(_) | Prompt::Mixed(_) => "prompt",
+    };
+    if prompt.is_empty() {
+        return Err(ApiError::from(Error::EmptyPrompt).at(field));
+    }
+    let count = served.model.hyperparameters().vocabulary;
+    match prompt.iter().find(|token| **token as usize >= count) {
+        Some(token) => Err(ApiError::from(Error::Token { token: *token, count }).at(field)),
+        None => Ok(()),
+    }
 }
 
 /// A bias that bans every token leaves none to sample.

@@ -103,7 +103,11 @@ type LoadResult = Result<Arc<ServedModel>, ApiError>;
 
 enum Slot {
     /// Everybody who asks for it waits for one attempt.
-    Loading(watch::Receiver<Option<LoadResult>>),
+    Loading {
+        attempt: watch::Receiver<Option<LoadResult>>,
+        /// It was told to be unloaded meanwhile: whoever waits for it gets it, and it goes with the last of them.
+        unload: bool,
+    },
     Loaded {
         served: Arc<ServedModel>,
         keep_alive: Option<Duration>,
@@ -173,7 +177,7 @@ impl ModelRegistry {
                 failure: None,
             };
             match slot {
-                Slot::Loading(_) => listed.state = ModelState::Loading,
+                Slot::Loading { .. } => listed.state = ModelState::Loading,
                 Slot::Failed(reason) => listed.failure = Some(reason.clone()),
                 Slot::Loaded { served, keep_alive } => {
                     listed.state = ModelState::Loaded;
@@ -243,7 +247,14 @@ impl ModelRegistry {
                         self.begin(name, &mut slots)
                     }
                 },
-                Some(Slot::Loading(attempt)) => attempt.clone(),
+                Some(Slot::Loading { attempt, .. }) => {
+                    let attempt = attempt.clone();
+                    // Whoever asks now wants it to stay.
+                    if let Some(Slot::Loading { unload, .. }) = slots.get_mut(name) {
+                        *unload = false;
+                    }
+                    attempt
+                }
                 Some(Slot::Failed(_)) | None => self.begin(name, &mut slots),
             }
         };
@@ -255,7 +266,7 @@ impl ModelRegistry {
     /// Begins to load a model. The attempt goes on if whoever asked for it goes away.
     fn begin(&self, name: &str, slots: &mut BTreeMap<String, Slot>) -> watch::Receiver<Option<LoadResult>> {
         let (report, attempt) = watch::channel(None);
-        let before = slots.insert(name.to_owned(), Slot::Loading(attempt.clone()));
+        let before = slots.insert(name.to_owned(), Slot::Loading { attempt: attempt.clone(), unload: false });
         let (registry, name) = (self.clone(), name.to_owned());
         tokio::spawn(async move {
             let _turn = registry.turn.lock().await;
@@ -281,6 +292,11 @@ impl ModelRegistry {
             Ok(model) => {
                 tracing::info!(model = name, "loaded");
                 let served = Arc::new(model);
+                if matches!(slots.get(name), Some(Slot::Loading { unload: true, .. })) {
+                    slots.remove(name);
+                    tracing::info!(model = name, "unloaded");
+                    return Ok(served);
+                }
                 slots.insert(name.to_owned(), Slot::Loaded { served: Arc::clone(&served), keep_alive });
                 Ok(served)
             }
@@ -337,7 +353,8 @@ impl ModelRegistry {
         model.inspect(Slot::log_unload).is_some()
     }
 
-    /// Unloads a model. Answers that are being generated are finished; its memory is free after the last of them. The name is
+    /// Unloads a model, after it was loaded if that has begun. Answers that are being generated are finished; its memory is free
+    /// after the last of them. The name is
     /// exact, but for a tag or the end of a file's name.
     ///
     /// # Errors
@@ -345,6 +362,10 @@ impl ModelRegistry {
     pub fn unload(&self, name: &str) -> Result<(), ApiError> {
         let name = self.named(name)?;
         let mut slots = self.lock();
+        if let Some(Slot::Loading { unload, .. }) = slots.get_mut(&name) {
+            *unload = true;
+            return Ok(());
+        }
         if slots.get(&name).is_some_and(|slot| slot.served().is_some()) {
             let slot = slots.remove(&name);
             drop(slots);
@@ -458,7 +479,7 @@ impl Slot {
     fn served(&self) -> Option<&Arc<ServedModel>> {
         match self {
             Slot::Loaded { served, .. } => Some(served),
-            Slot::Loading(_) | Slot::Failed(_) => None,
+            Slot::Loading { .. } | Slot::Failed(_) => None,
         }
     }
 

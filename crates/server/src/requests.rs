@@ -53,8 +53,11 @@ pub fn parse(path: &str, body: &JsonBody, served: &Arc<ServedModel>) -> Result<V
 pub fn prompts(path: &str, body: &JsonBody, served: &Arc<ServedModel>) -> Result<Vec<Vec<u32>>, ApiError> {
     let fields = &body.fields();
     match path {
-        "/v1/embeddings" => Ok(openai::embeddings::parse(fields, served)?.texts),
-        "/api/embed" => Ok(ollama::embed::parse(fields, served)?.0),
+        "/v1/embeddings" => {
+            let texts = openai::embeddings::parse(fields, served)?.texts;
+            texts.into_iter().map(|text| text.tokens(served)).collect()
+        }
+        "/api/embed" => ollama::embed::parse(fields, served)?.tokens(served),
         "/rerank" => llama_server::rerank::parse(fields)?.pairs(served),
         "/tokenize" => {
             let wanted = llama_server::tokens::TokenizeRequest::new(fields, served)?;

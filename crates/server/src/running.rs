@@ -4,17 +4,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use quadriga_llm::serving::{Event, EventSink, Request, RequestId};
-use quadriga_llm::tools;
+use quadriga_llm::serving::{Event, EventSink, Request, RequestId, TokenLogprobs};
+use quadriga_llm::{Finish, tools};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::answer_tokens::{AnswerToken, HeldTokens, TokenPart};
 use crate::call::new_id;
 use crate::error::{ApiError, ErrorKind};
 use crate::generation::{
     AnswerSection, Choice, Delta, Done, FinishReason, GenerationEvent, ToolCallPiece, WholeToolCall,
 };
 use crate::model::{InFlightGuard, ServedModel};
-use crate::operation::caller::{Caller, CallerUse, TokenNeed};
+use crate::operation::caller::{CallerUse, TokenNeed};
 use crate::prompt::Prepared;
 
 /// The most tokens that wait for a client to read them, beyond what buffers of the connection hold. One that reads no more has its
@@ -46,6 +47,8 @@ struct RunningChoice {
     stops: Arc<Vec<String>>,
     /// The number of tools that were called.
     calls: usize,
+    /// Tokens whose text has not come yet.
+    held: HeldTokens,
     flight: InFlightGuard,
 }
 
@@ -53,8 +56,7 @@ impl RunningChoice {
     /// Ends it before its answer is complete. What was computed counts.
     fn end_early(&mut self, usage: &CallerUse) {
         self.id = None;
-        let generated = self.flight.entry.generated.load(Ordering::Relaxed);
-        usage.charge(self.flight.entry.prompt_tokens + generated);
+        usage.charge(self.flight.entry.used());
     }
 
     /// A part of a call, whose first one gets an identifier.
@@ -70,10 +72,11 @@ impl Running {
     pub(crate) async fn start(
         served: &Arc<ServedModel>,
         prepared: Vec<Prepared>,
-        caller: &Caller,
+        usage: CallerUse,
     ) -> Result<Running, ApiError> {
         let (sender, events) = mpsc::unbounded_channel();
-        let usage = caller.begin(prepared.iter().map(|prepared| need(served, prepared)).sum())?;
+        usage.reserve(prepared.iter().map(|prepared| need(served, prepared)).sum())?;
+        check_room(served, prepared.iter().map(|prepared| prepared.requests.len()).sum())?;
         let mut running = Running {
             served: Arc::clone(served),
             events,
@@ -83,7 +86,7 @@ impl Running {
             usage,
             failed: false,
         };
-        for Prepared { requests, stops, prompt } in prepared {
+        for Prepared { mut requests, stops, prompt } in prepared {
             let stops = Arc::new(stops);
             let first = running.choices.len();
             let flights: Vec<_> = requests.iter().map(|_| served.note_in_flight(prompt.len())).collect();
@@ -92,7 +95,13 @@ impl Running {
             let sinks = flights
                 .iter()
                 .zip(first..)
-                .map(|(flight, choice)| sink(served, flight, choice, unread, &sender));
+                .zip(&mut requests)
+                .map(|((flight, choice), request)| {
+                    // What is computed counts, whoever else wants to know.
+                    let progress = std::mem::replace(&mut request.progress, true);
+                    sink(served, flight, choice, progress, unread, &sender)
+                })
+                .collect::<Vec<_>>();
             let requests: Vec<(Request, EventSink)> = requests.into_iter().zip(sinks).collect();
             let (reply, accepted) = oneshot::channel();
             let lease = Arc::downgrade(served);
@@ -112,6 +121,7 @@ impl Running {
                 id: Some(id),
                 stops: Arc::clone(&stops),
                 calls: 0,
+                held: HeldTokens::default(),
                 flight,
             }));
             running.prompts.push(prompt);
@@ -218,6 +228,7 @@ impl Running {
             Event::Embedding { .. } => return None,
             Event::Token { piece, logprobs } => {
                 self.unread.fetch_sub(1, Ordering::Relaxed);
+                let tokens = running.held.add(self.served.model.tokenizer().ok(), &piece, logprobs);
                 let tool_calls = piece.tool_calls.into_iter().map(|piece| running.tool_call(piece)).collect();
                 GenerationEvent::Delta(Delta {
                     choice,
@@ -225,11 +236,12 @@ impl Running {
                     text: piece.text,
                     reasoning: piece.reasoning,
                     tool_calls,
-                    logprobs,
+                    tokens,
                 })
             }
             Event::Finished(finished) => {
                 running.id = None;
+                let tokens = running.held.finish(matches!(finished.finish, Finish::Stop(_)));
                 let finish = match FinishReason::new(&finished, &running.stops) {
                     FinishReason::End if running.calls > 0 => FinishReason::ToolCalls,
                     finish => finish,
@@ -245,6 +257,7 @@ impl Running {
                     counts: finished.counts,
                     reasoning_tokens: finished.counts.reasoning,
                     times: finished,
+                    tokens,
                 })
             }
             Event::Failed(error) => {
@@ -273,6 +286,18 @@ fn need(served: &ServedModel, prepared: &Prepared) -> TokenNeed {
         TokenNeed { asked: asked as u64, most: most as u64 }
     };
     prepared.requests.iter().map(of_request).sum()
+}
+
+/// Refuses answers for which there is no room in the queue before the first of them is computed. Those that come at the same time
+/// may still take it.
+fn check_room(served: &ServedModel, answers: usize) -> Result<(), ApiError> {
+    let state = served.state();
+    let free = served.options.engine.sequences.saturating_sub(state.running);
+    let room = served.options.queue.saturating_add(free).saturating_sub(state.waiting);
+    match answers > 1 && answers > room {
+        true => Err(quadriga_llm::Error::QueueFull { waiting: state.waiting }.into()),
+        false => Ok(()),
+    }
 }
 
 /// Requests that the engine has not accepted yet: if their client goes away before that, they are counted as cancelled. The engine
@@ -334,6 +359,7 @@ fn sink(
     served: &Arc<ServedModel>,
     flight: &InFlightGuard,
     choice: usize,
+    progress: bool,
     unread: &Arc<AtomicUsize>,
     sender: &mpsc::UnboundedSender<(usize, Sent)>,
 ) -> EventSink {
@@ -341,6 +367,12 @@ fn sink(
     let (metrics, entry) = (Arc::clone(&served.metrics), Arc::clone(&flight.entry));
     let (sender, mut last) = (sender.clone(), None);
     Box::new(move |event| {
+        if let Event::Progress { computed, .. } = event {
+            entry.computed.store(computed, Ordering::Relaxed);
+            if !progress {
+                return !sender.is_closed();
+            }
+        }
         if matches!(event, Event::Token { .. }) {
             entry.generated.fetch_add(1, Ordering::Relaxed);
             let now = Instant::now();
@@ -363,8 +395,8 @@ struct ChoiceParts {
     reasoning: String,
     tool_calls: Vec<WholeToolCall>,
     sections: Vec<AnswerSection>,
-    tokens: Vec<(u32, Option<quadriga_llm::serving::TokenLogprobs>)>,
-    prompt_logprobs: Option<Vec<quadriga_llm::serving::TokenLogprobs>>,
+    tokens: Vec<AnswerToken>,
+    prompt_logprobs: Option<Vec<TokenLogprobs>>,
     done: Option<Done>,
 }
 
@@ -374,10 +406,20 @@ impl ChoiceParts {
         self.text.push_str(&delta.text);
         self.reasoning.push_str(&delta.reasoning);
         WholeToolCall::add(&mut self.tool_calls, delta.tool_calls);
-        self.tokens.push((delta.token, delta.logprobs));
+        let new = delta.tokens.iter().filter(|token| token.part == TokenPart::Text).count();
+        let text = self.sections.iter_mut().rev().find_map(|section| match section {
+            AnswerSection::Text { tokens, .. } => Some(tokens),
+            _ => None,
+        });
+        if let Some(tokens) = text {
+            *tokens += new;
+        }
+        self.tokens.extend(delta.tokens);
     }
 
-    fn choice(self) -> Option<Choice> {
+    fn choice(mut self) -> Option<Choice> {
+        let mut done = self.done?;
+        self.tokens.append(&mut done.tokens);
         Some(Choice {
             text: self.text,
             reasoning: self.reasoning,
@@ -385,7 +427,7 @@ impl ChoiceParts {
             sections: self.sections,
             tokens: self.tokens,
             prompt_logprobs: self.prompt_logprobs,
-            done: self.done?,
+            done,
         })
     }
 }

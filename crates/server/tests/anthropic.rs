@@ -244,3 +244,24 @@ fn wrong_requests_are_refused_before_the_first_byte() {
     let odd = json!({ "messages": user, "max_tokens": 1, "metadata": { "user_id": "u" }, "betas": ["x"], "top_p": null, "x": [1] });
     server.post("/v1/messages?beta=true", &odd).ok();
 }
+
+#[test]
+fn strict_tools_have_schemas_that_can_be_enforced() {
+    let template = include_str!("../../llm/tests/data/tool_templates/hermes.jinja");
+    let mut setup = Setup { model: model::with_template(template), ..Setup::default() };
+    setup.batcher.engine.context = 2048;
+    let server = setup.start();
+    let schema = json!({ "type": "object", "properties": { "x": { "type": "string", "pattern": "(?=a)" } } });
+    let ask = |strict: Value| {
+        let body = json!({
+            "model": "small", "messages": [{ "role": "user", "content": "hello" }], "max_tokens": 40, "seed": 1,
+            "tools": [{ "name": "odd", "input_schema": schema, "strict": strict }],
+            "tool_choice": { "type": "any" },
+        });
+        server.post("/v1/messages", &body)
+    };
+    let refused = ask(json!(true));
+    assert!(refused.status == 400 && refused.text().contains("odd"), "{}", refused.text());
+    assert_eq!(ask(json!("yes")).status, 400);
+    ask(Value::Null).ok();
+}

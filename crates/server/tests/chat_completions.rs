@@ -270,3 +270,18 @@ fn a_top_p_of_0_is_greedy() {
         );
     }
 }
+
+#[test]
+fn old_functions_and_empty_lists_of_tools_are_refused() {
+    let server = TestServer::start();
+    let tool = json!({ "type": "function", "function": { "name": "f", "parameters": { "type": "object" } } });
+    let allowed = json!({ "type": "allowed_tools", "allowed_tools": { "mode": "required", "tools": [] } });
+    for (more, field) in [
+        (json!({ "tools": [tool], "tool_choice": allowed }), "tool_choice.allowed_tools.tools"),
+        (json!({ "functions": [{ "name": "f" }] }), "functions"),
+        (json!({ "function_call": "auto" }), "function_call"),
+    ] {
+        let answer = server.post(CHAT, &with(hello(), more));
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(field)));
+    }
+}

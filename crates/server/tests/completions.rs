@@ -1,7 +1,8 @@
 //! `/v1/completions`, as lm-eval and others use it: prompts in all forms, echo, log-probabilities, streams.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-use crate::common::{TestServer, Value, json, with};
+use crate::common::gate::Gate;
+use crate::common::{Setup, TestServer, Value, json, with};
 
 const PATH: &str = "/v1/completions";
 
@@ -88,4 +89,82 @@ fn log_likelihoods_are_there_for_lm_eval() {
     assert_eq!(none["token_logprobs"].as_array().unwrap()[..], found[..count]);
     let one = ask(json!({ "max_tokens": 0, "prompt": [tokens[0]] }));
     assert_eq!(one["token_logprobs"], json!([null]));
+}
+
+/// Requests are made for each answer: as many as can run and wait together.
+#[test]
+fn more_answers_than_can_wait_are_refused_at_once() {
+    let mut setup = Setup::default();
+    setup.batcher.queue = 8;
+    let server = setup.start();
+    let refused = |more: Value, field: &str| {
+        for path in [PATH, "/completion"] {
+            let answer = server.post(path, &with(body(), more.clone()));
+            assert_eq!(answer.status, 400, "{path}: {}", answer.text());
+            assert!(answer.text().contains(&format!("{field} asks for")), "{}", answer.text());
+        }
+    };
+    refused(json!({ "prompt": vec!["a"; 7], "n": 2 }), "prompt");
+    refused(json!({ "prompt": vec!["a"; 13] }), "prompt");
+    refused(json!({ "n": 13 }), "n");
+    assert_eq!(server.get("/status").ok()["computed_tokens"], 0);
+    let all = server.post(PATH, &with(body(), json!({ "prompt": vec!["a"; 6], "n": 2 }))).ok();
+    assert_eq!(all["choices"].as_array().unwrap().len(), 12);
+    server.assert_idle();
+    // What each of them has a copy of is limited, too.
+    let server = TestServer::start();
+    let many = json!({ "prompt": vec!["a"; 512], "max_tokens": 1, "stop": ["z".repeat(60_000)] });
+    for path in [PATH, "/completion"] {
+        let answer = server.post(path, &with(body(), many.clone()));
+        assert_eq!(answer.status, 400, "{path}: {}", answer.text());
+        assert!(answer.text().contains("stop strings"), "{}", answer.text());
+    }
+}
+
+#[test]
+fn prompts_without_room_are_refused_before_one_is_computed() {
+    let mut setup = Setup::default();
+    setup.batcher.queue = 2;
+    let server = setup.start();
+    let served = server.app.models().loaded().pop().unwrap();
+    let gate = Gate::new(&served);
+    let answer = server.post(PATH, &with(body(), json!({ "prompt": vec!["a"; 6] })));
+    assert_eq!(answer.status, 429, "{}", answer.text());
+    gate.step();
+    assert_eq!(served.state().running, 1);
+}
+
+#[test]
+fn cached_tokens_are_those_of_all_prompts() {
+    let server = TestServer::start();
+    let prompts = ["hello ".repeat(50), "world ".repeat(60)];
+    let ask = |prompt: Value, n: usize| {
+        let answer = server.post(PATH, &with(body(), json!({ "prompt": prompt, "n": n }))).ok();
+        server.assert_idle();
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+    };
+    for prompt in &prompts {
+        ask(json!(prompt), 1);
+    }
+    let each: u64 = prompts.iter().map(|prompt| ask(json!(prompt), 1)).sum();
+    assert!(each > ask(json!(prompts[0]), 1));
+    assert_eq!(ask(json!(prompts), 1), each);
+    assert_eq!(ask(json!(prompts), 2), each);
+}
+
+#[test]
+fn wrong_tokens_and_empty_prompts_are_named() {
+    let server = TestServer::start();
+    for prompt in [json!([5, 100_000]), json!("")] {
+        let answer = server.post(PATH, &with(body(), json!({ "prompt": prompt })));
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("prompt")), "{prompt}");
+    }
+    let answer = server.post(PATH, &with(body(), json!({ "samplers": ["top_k", "bogus"] })));
+    assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("samplers")));
+    assert_eq!(server.post(PATH, &with(body(), json!({ "samplers": "kz" }))).status, 400);
+    server.post(PATH, &with(body(), json!({ "samplers": "kpmt" }))).ok();
+    // A rule of GBNF whose name is that of Lark's first rule.
+    let grammar = "root::=start\nstart::=\"the\"";
+    let whole = server.post(PATH, &with(body(), json!({ "grammar": grammar, "ignore_eos": false }))).ok();
+    assert_eq!(whole["choices"][0]["text"], "the");
 }

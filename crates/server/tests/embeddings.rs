@@ -111,3 +111,29 @@ fn texts_of_clients_that_went_away_are_not_computed() {
     let computed = server.get("/status").ok()["computed_tokens"].as_u64().unwrap();
     assert!(computed < 300 * 2000, "all texts were computed: {computed} tokens");
 }
+
+/// Texts that cannot fit are not tokenized: how many tokens they have is known as far as that is enough.
+#[test]
+fn texts_that_cannot_fit_are_refused_by_their_length() {
+    let server = TestServer::start();
+    // The longest token has nine letters.
+    let text = "x".repeat(CONTEXT * 9 + 9);
+    let least = format!("your request has {} tokens", CONTEXT + 1);
+    for (path, body) in [
+        ("/v1/embeddings", json!({ "input": ["a", text] })),
+        ("/api/embed", json!({ "input": text })),
+        ("/api/embeddings", json!({ "prompt": text })),
+        ("/embedding", json!({ "content": text })),
+        ("/v1/completions", json!({ "prompt": text })),
+        ("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": text }] })),
+    ] {
+        let answer = server.post(path, &body);
+        assert_eq!(answer.status, 400, "{path}: {}", answer.text());
+        assert!(answer.text().contains(&least), "{path}: {}", answer.text());
+    }
+    let cut = server.post("/api/embed", &json!({ "input": text, "truncate": true })).ok();
+    assert_eq!(cut["prompt_eval_count"], CONTEXT);
+    let bias = json!({ "logit_bias": [["y".repeat(40_000), 1], ["z".repeat(40_000), 1]] });
+    let refused = server.post("/completion", &with(bias, json!({ "prompt": "a" })));
+    assert!(refused.status == 400 && refused.text().contains("logit_bias"), "{}", refused.text());
+}

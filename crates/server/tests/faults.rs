@@ -371,3 +371,23 @@ fn hostile_templates_are_errors() {
         server.assert_idle();
     }
 }
+
+/// A body is in memory until its request is answered, and its room is taken as long.
+#[test]
+fn bodies_take_room_until_their_answer() {
+    let mut setup = Setup::default();
+    setup.limits.body_memory = 100_000;
+    let server = setup.start();
+    let served = server.app.models().loaded().pop().unwrap();
+    let large = with(hello(), json!({ "metadata": { "a": "x".repeat(60_000) } }));
+    let gate = Gate::new(&served);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| server.post("/v1/chat/completions", &large).status);
+        while served.in_flight().is_empty() {}
+        let second = server.post("/v1/chat/completions", &large);
+        assert_eq!(second.status, 429, "{}", second.text());
+        drop(gate);
+        assert_eq!(first.join().unwrap(), 200);
+    });
+    server.post("/v1/chat/completions", &large).ok();
+}

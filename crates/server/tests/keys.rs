@@ -1,11 +1,13 @@
 //! API keys and their limits.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
+use std::io::Write;
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::common::gate::Gate;
-use crate::common::{Setup, hello, json, with};
+use crate::common::{Setup, TestServer, Value, hello, json, with};
 use quadriga_server::body::JsonBody;
 use quadriga_server::error::ErrorKind;
 use quadriga_server::generation::GenerationEvent;
@@ -154,4 +156,78 @@ fn answers_that_nobody_reads_count() {
     let error = caller.begin(TokenNeed::exact(rest + 1)).unwrap_err();
     assert_eq!(error.kind, ErrorKind::TooMany, "{error}");
     assert!(caller.begin(TokenNeed::exact(rest - CHOICES)).is_ok());
+}
+
+/// A server with so many lanes and a key of 1,000 tokens a minute.
+fn limited(lanes: usize) -> (tempfile::TempDir, TestServer) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys");
+    std::fs::write(&path, "key tokens-per-minute=1000\n").unwrap();
+    let mut setup = Setup { keys: Keys::new(Vec::new(), Some(path)).unwrap(), ..Setup::default() };
+    setup.batcher.engine.sequences = lanes;
+    (folder, setup.start())
+}
+
+/// Asserts that the key has exactly so many tokens left, and uses them.
+#[track_caller]
+fn assert_left(server: &TestServer, left: usize) {
+    let embed = |tokens: usize| {
+        let texts: Vec<Vec<u32>> = vec![5; tokens].chunks(500).map(<[u32]>::to_vec).collect();
+        server.client().header("x-api-key", "key").post("/v1/embeddings", &json!({ "input": texts }))
+    };
+    let more = embed(left + 1);
+    assert_eq!(more.status, 429, "{}", more.text());
+    let all = embed(left);
+    assert_eq!(all.status, 200, "{}", all.text());
+}
+
+/// Sends a request whose answer nobody reads.
+fn unread(server: &TestServer, path: &str, body: &Value) -> TcpStream {
+    let mut stream = server.client().connect();
+    let body = body.to_string();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: key\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + &body).as_bytes()).unwrap();
+    stream
+}
+
+#[test]
+fn embeddings_whose_client_leaves_count_as_far_as_they_were_computed() {
+    let (_folder, server) = limited(2);
+    let served = server.app.models().loaded().pop().unwrap();
+    let gate = Gate::new(&served);
+    let texts: Vec<String> = (0..4).map(|_| "x".repeat(200)).collect();
+    let stream = unread(&server, "/v1/embeddings", &json!({ "input": texts }));
+    let computed = || {
+        let all = served.in_flight();
+        all.iter().map(|(_, flight)| flight.computed.load(Ordering::Relaxed)).sum::<usize>()
+    };
+    while served.in_flight().is_empty() {}
+    while computed() == 0 {
+        gate.step();
+    }
+    let computed = computed();
+    drop(stream);
+    while !served.in_flight().is_empty() {}
+    drop(gate);
+    assert_left(&server, 1000 - computed);
+}
+
+#[test]
+fn requests_that_only_waited_do_not_count() {
+    let (_folder, server) = limited(1);
+    let served = server.app.models().loaded().pop().unwrap();
+    // The only lane is taken.
+    let gate = Gate::new(&served);
+    let stream = unread(&server, CHAT, &with(hello(), json!({ "max_tokens": 10 })));
+    while served.in_flight().is_empty() {}
+    while served.state().waiting == 0 {
+        gate.step();
+    }
+    drop(stream);
+    while !served.in_flight().is_empty() {}
+    drop(gate);
+    assert_left(&server, 1000);
 }

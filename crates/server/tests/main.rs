@@ -1,6 +1,7 @@
 //! The server, one module for each interface and each way to go wrong. One program has them all: to link one for each file took longer than to run them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
+mod answer_tokens;
 mod anthropic;
 mod chat_completions;
 mod common;

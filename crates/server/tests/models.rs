@@ -309,3 +309,41 @@ fn a_model_is_loaded_and_unloaded_by_its_own_name_only() {
     assert_eq!(server.post("/models/unload", &json!({ "model": "small.gguf" })).ok()["success"], true);
     assert_eq!(loaded(), 0);
 }
+
+/// Loads one model when it is let.
+struct Held(Arc<Barrier>, Setup);
+
+impl ModelLoader for Held {
+    fn entries(&self) -> Vec<ModelEntry> {
+        vec![ModelEntry { name: "small".to_owned(), path: "small.gguf".into(), bytes: 1, modified: None }]
+    }
+
+    fn load(&self, _: &str) -> Result<ServedModel, LoadError> {
+        self.0.wait();
+        self.0.wait();
+        Ok(self.1.served())
+    }
+}
+
+#[test]
+fn a_model_that_is_unloaded_while_it_is_loaded_does_not_stay() {
+    let barrier = Arc::new(Barrier::new(2));
+    let registry =
+        ModelRegistry::loading(Held(Arc::clone(&barrier), Setup::default()), ModelPolicy::default());
+    let server = TestServer::of(App::new(registry, Keys::default(), Limits::default()));
+    let ask = |unloads: bool| {
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| server.post(CHAT, &hello()).status);
+            barrier.wait();
+            if unloads {
+                server.app.models().unload("small").unwrap();
+            }
+            barrier.wait();
+            // Whoever waits for it has its answer.
+            assert_eq!(asked.join().unwrap(), 200);
+        });
+        server.app.models().loaded().len()
+    };
+    assert_eq!(ask(true), 0);
+    assert_eq!(ask(false), 1);
+}

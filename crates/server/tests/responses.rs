@@ -122,3 +122,17 @@ fn strict_tools_have_schemas_that_can_be_enforced() {
     assert_eq!(server.post("/v1/responses", &request(json!("yes"))).status, 400);
     server.assert_idle();
 }
+
+#[test]
+fn metadata_is_limited() {
+    let server = TestServer::start();
+    let ask = |metadata: Value| {
+        let body = json!({ "input": "hello", "max_output_tokens": 2, "metadata": metadata });
+        server.post("/v1/responses", &body)
+    };
+    assert_eq!(ask(json!({ "a": "b" })).ok()["metadata"]["a"], "b");
+    for wrong in [json!({ "a": "x".repeat(513) }), json!({ "x".repeat(65): "a" })] {
+        let answer = ask(wrong);
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("metadata")));
+    }
+}

@@ -334,6 +334,9 @@ impl Sequence {
         for output in output..output + outputs {
             vectors.extend_from_slice(engine.hidden(output));
         }
+        if self.progress {
+            events.push((self.id, Event::Progress { cached: self.counts.cached, computed: self.computed }));
+        }
         if !complete {
             return Ok(Outcome::Running);
         }

@@ -5,7 +5,9 @@ use serde_json::{Value, json};
 use crate::constraint::{Constraint, ToolChoice};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::openapi::schema::{any_object, any_of, flag, list, one_of, request, text, with_field};
+use crate::openapi::schema::{
+    any_object, any_of, filled_list, flag, list, one_of, request, text, with_field,
+};
 
 /// The form that `response_format`, `json_schema` or `grammar` ask for, or the fields that vLLM has for the same.
 pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
@@ -95,7 +97,10 @@ pub fn constraint_field(fields: &Fields<'_>) -> Option<&'static str> {
 /// A grammar: in Lark, if it says so as llama-server's users write it, or if it has Lark's first rule; otherwise in GBNF.
 fn grammar(source: &str) -> Constraint {
     let is_lark = source.trim_start().starts_with("%llguidance")
-        || source.lines().any(|line| line.trim_start().starts_with("start:"));
+        || source.lines().any(|line| {
+            // GBNF has `::=` there.
+            line.trim_start().strip_prefix("start:").is_some_and(|rule| !rule.starts_with(":="))
+        });
     match is_lark {
         true => Constraint::Lark(source.to_owned()),
         false => Constraint::Gbnf(source.to_owned()),
@@ -129,6 +134,11 @@ fn guided(fields: &Fields<'_>, prefix: &str) -> Result<Option<Constraint>, ApiEr
 
 /// The definitions of tools, in the format that templates know.
 pub fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
+    for (name, instead) in [("functions", "tools"), ("function_call", "tool_choice")] {
+        if fields.has(name) {
+            return Err(fields.error(name, format!("is not supported any more; use {instead}")));
+        }
+    }
     let Some(tools) = fields.objects("tools")? else { return Ok(Vec::new()) };
     let tool = |tool: &Fields<'_>| {
         let kind = tool.text("type")?.unwrap_or("function");
@@ -193,6 +203,9 @@ pub fn tool_choice(fields: &Fields<'_>, tools: &[Value]) -> Result<ToolChoice, A
                         }
                         names.push(name.to_owned());
                     }
+                    if required && names.is_empty() {
+                        return Err(allowed.error("tools", "is empty, but a call is required"));
+                    }
                     ToolChoice::Allowed { names, required }
                 }
                 Some(kind) => return Err(choice.error("type", format!("is {kind:?}; it must be function"))),
@@ -221,7 +234,7 @@ pub(crate) fn tool_choice_schema() -> Value {
         request(&["name"], json!({ "function": { "type": "null" }, "name": text() }), []),
         request(&["function"], json!({ "function": request(&["name"], json!({ "name": text() }), []) }), []),
     ]);
-    let of_tools = json!({ "mode": one_of(&["auto", "required"]), "tools": list(tool) });
+    let of_tools = json!({ "mode": one_of(&["auto", "required"]), "tools": filled_list(tool) });
     let allowed = request(&["tools"], of_tools.clone(), []);
     let of_type = |fields: Value, required: &[&str]| {
         with_field(request(required, fields, []), "type", one_of(&["allowed_tools"]))

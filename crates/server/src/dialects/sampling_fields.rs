@@ -9,7 +9,7 @@ use crate::call::random_seed;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::model::ServedModel;
-use crate::openapi::schema::{between, count, flag, integer, texts};
+use crate::openapi::schema::{any_of, between, count, flag, integer, list, texts};
 
 /// The sampling options of a request, with the server's defaults where it has none of its own.
 pub fn sampling(fields: &Fields<'_>, served: &ServedModel) -> Result<SamplingOptions, ApiError> {
@@ -49,29 +49,57 @@ pub fn sampling(fields: &Fields<'_>, served: &ServedModel) -> Result<SamplingOpt
     Ok(options)
 }
 
+/// The samplers that can be turned off, with llama-server's letters for them.
+const SAMPLERS: [(&str, char); 9] = [
+    ("penalties", 'e'),
+    ("dry", 'd'),
+    ("top_n_sigma", 's'),
+    ("top_k", 'k'),
+    ("typ_p", 'y'),
+    ("top_p", 'p'),
+    ("min_p", 'm'),
+    ("xtc", 'x'),
+    ("temperature", 't'),
+];
+
+/// The schema of a list of samplers.
+fn samplers_schema() -> Value {
+    let letters: String = SAMPLERS.iter().map(|(_, letter)| letter).collect();
+    any_of([
+        json!({ "type": "string", "pattern": format!("^[{letters}]*$") }),
+        list(json!({ "enum": SAMPLERS.map(|(name, _)| name) })),
+    ])
+}
+
 /// Turns off the samplers that a list of llama-server's names leaves out. Their order is always the same.
 fn keep_samplers(fields: &Fields<'_>, options: &mut SamplingOptions) -> Result<(), ApiError> {
     const NAME: &str = "samplers";
-    let all = [
-        ("penalties", 'e'),
-        ("dry", 'd'),
-        ("top_n_sigma", 's'),
-        ("top_k", 'k'),
-        ("typ_p", 'y'),
-        ("top_p", 'p'),
-        ("min_p", 'm'),
-        ("xtc", 'x'),
-        ("temperature", 't'),
-    ];
+    let all = SAMPLERS;
     let kept = |wanted: &str| match fields.value(NAME) {
         Some(Value::String(letters)) => {
             all.iter().any(|(name, letter)| *name == wanted && letters.contains(*letter))
         }
-        Some(Value::Array(names)) => names.iter().any(|name| name.as_str() == Some(wanted)),
+        Some(Value::Array(names)) => names
+            .iter()
+            .filter_map(Value::as_str)
+            .any(|name| name == wanted || (name == "typical_p" && wanted == "typ_p")),
         _ => true,
     };
-    if fields.texts(NAME)?.is_none() {
-        return Ok(());
+    let Some(given) = fields.texts(NAME)? else { return Ok(()) };
+    // Those of llama-server that need no turning off, and other spellings of those above.
+    let is_known = |name: &str| {
+        all.iter().any(|(known, _)| *known == name) || ["typical_p", "infill", "adaptive_p"].contains(&name)
+    };
+    let unknown = match fields.value(NAME) {
+        Some(Value::String(letters)) => {
+            let is_known = |letter: &char| all.iter().any(|(_, known)| known == letter) || *letter == 'i';
+            letters.chars().find(|letter| !is_known(letter)).map(String::from)
+        }
+        _ => given.into_iter().find(|name| !is_known(name)),
+    };
+    if let Some(name) = unknown {
+        let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+        return Err(fields.error(NAME, format!("has {name:?}; known are {}", names.join(", "))));
     }
     if !kept("penalties") {
         (options.repeat_penalty, options.presence_penalty, options.frequency_penalty) = (1.0, 0.0, 0.0);
@@ -159,7 +187,7 @@ pub(crate) fn schema() -> Value {
         "dry_sequence_breakers": texts(),
         "logit_bias": { "type": "object", "additionalProperties": { "type": "number" } },
         "ignore_eos": flag(),
-        "samplers": texts(),
+        "samplers": samplers_schema(),
         "seed": seed_schema(),
     })
 }
@@ -211,8 +239,13 @@ fn logit_bias(fields: &Fields<'_>, served: &ServedModel) -> Result<BTreeMap<u32,
         }
         Ok(())
     };
-    let texts =
-        |text: &str| -> Result<Vec<u32>, ApiError> { Ok(served.model.tokenizer()?.encode(text, true)) };
+    let mut left = MAX_TEXT_BYTES;
+    let mut texts = |text: &str| -> Result<Vec<u32>, ApiError> {
+        left = left.checked_sub(text.len()).ok_or_else(|| {
+            fields.error(NAME, format!("has texts of more than {MAX_TEXT_BYTES} bytes together"))
+        })?;
+        Ok(served.model.tokenizer()?.encode(text, true))
+    };
     let number = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
     match fields.value(NAME) {
         None => {}

@@ -1,4 +1,4 @@
-//! The memory for bodies that are being read and parsed, all of them together.
+//! The memory for the bodies of requests that are being read or answered, all of them together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

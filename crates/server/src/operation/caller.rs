@@ -41,6 +41,7 @@ pub struct Caller {
 #[derive(Debug)]
 pub struct CallerUse {
     usage: Arc<Mutex<KeyUse>>,
+    tokens_per_minute: Option<u64>,
     /// Tokens of it that are reserved and not used yet.
     reserved: AtomicU64,
 }
@@ -90,15 +91,31 @@ impl Caller {
     /// Begins a request, if the limits allow it. Its tokens are reserved until they are used or it ends, as far as the limit
     /// goes: what it asks for must be left.
     pub fn begin(&self, need: TokenNeed) -> Result<CallerUse, ApiError> {
+        let begun = self.enter()?;
+        begun.reserve(need)?;
+        Ok(begun)
+    }
+
+    /// Begins a request whose tokens are not known yet: it is one of those at a time before anything is computed for it.
+    pub fn enter(&self) -> Result<CallerUse, ApiError> {
         let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        usage.forget_before(now);
         if let Some(most) = self.limits.concurrent.filter(|most| usage.running >= *most) {
             let message = format!("the key may have {most} requests at a time; wait until one is answered");
             return Err(ApiError::new(ErrorKind::TooMany, message).retry_after(Duration::from_secs(1)));
         }
-        let mut reserved = 0;
-        if let Some(most) = self.limits.tokens_per_minute {
+        usage.running += 1;
+        let tokens_per_minute = self.limits.tokens_per_minute;
+        Ok(CallerUse { usage: Arc::clone(&self.usage), tokens_per_minute, reserved: AtomicU64::new(0) })
+    }
+}
+
+impl CallerUse {
+    /// Reserves the tokens of the request, if as many as it asks for are left.
+    pub fn reserve(&self, need: TokenNeed) -> Result<(), ApiError> {
+        let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        usage.forget_before(now);
+        if let Some(most) = self.tokens_per_minute {
             let left = most.saturating_sub(usage.sum()).saturating_sub(usage.reserved);
             if left == 0 || need.asked > left {
                 let oldest = usage.tokens.front().map_or(MINUTE, |(at, _)| MINUTE.saturating_sub(now - *at));
@@ -113,11 +130,11 @@ impl Caller {
                 };
                 return Err(ApiError::new(ErrorKind::TooMany, message).retry_after(oldest));
             }
-            reserved = need.most.min(left);
+            let reserved = need.most.min(left);
+            usage.reserved += reserved;
+            self.reserved.fetch_add(reserved, Ordering::Relaxed);
         }
-        usage.running += 1;
-        usage.reserved += reserved;
-        Ok(CallerUse { usage: Arc::clone(&self.usage), reserved: AtomicU64::new(reserved) })
+        Ok(())
     }
 }
 

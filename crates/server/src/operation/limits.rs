@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct Limits {
     /// The most bytes of a body.
     pub body_bytes: usize,
-    /// The most bytes of all bodies that are being read or parsed.
+    /// The most bytes of all bodies that are being read, or whose requests are being answered and not streamed.
     pub body_memory: usize,
     /// The time within which a body must arrive.
     pub body_time: Duration,

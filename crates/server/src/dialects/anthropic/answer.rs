@@ -57,7 +57,7 @@ pub(super) fn content(choice: &Choice) -> Vec<Value> {
         AnswerSection::Reasoning(text) => {
             Some(json!({ "type": "thinking", "thinking": text, "signature": "" }))
         }
-        AnswerSection::Text(text) => Some(json!({ "type": "text", "text": text })),
+        AnswerSection::Text { text, .. } => Some(json!({ "type": "text", "text": text })),
         AnswerSection::ToolCall(number) => {
             let call = choice.tool_calls.get(*number)?;
             // The client is to have an object, even if the call was cut.

@@ -162,7 +162,7 @@ mod tests {
             text: text.to_owned(),
             reasoning: reasoning.to_owned(),
             tool_calls: call.map(piece).into_iter().collect(),
-            logprobs: None,
+            tokens: Vec::new(),
         })
     }
 

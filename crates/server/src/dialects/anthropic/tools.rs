@@ -16,8 +16,11 @@ pub(super) fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
         let name = tool.required_text("name")?;
         let schema = tool.map("input_schema")?.ok_or_else(|| tool.missing("input_schema"))?;
         let mut function = json!({ "name": name, "parameters": schema });
-        if let (Some(object), Some(text)) = (function.as_object_mut(), tool.text("description")?) {
-            object.insert("description".to_owned(), text.into());
+        let description = tool.text("description")?.map(Value::from);
+        let strict = tool.flag("strict")?.map(Value::from);
+        if let Some(object) = function.as_object_mut() {
+            let own = [("description", description), ("strict", strict)];
+            object.extend(own.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
         }
         all.push(json!({ "type": "function", "function": function }));
     }

@@ -18,6 +18,7 @@ use crate::fields::Fields;
 use crate::generation::{Generation, Prompt};
 use crate::model::ServedModel;
 use crate::openapi::schema::{self, answer, any_of, count, count_between, flag, integer, list, text};
+use crate::prompt::check_count;
 use crate::stream::{self, StreamFormat};
 
 /// The most log-probabilities that are reported for a token.
@@ -103,6 +104,7 @@ pub(super) fn parse_with(
         progress: timings_per_token || return_progress,
         ..Generation::new(Prompt::Tokens(Vec::new()))
     };
+    check_count(served, &template, prompts.len())?;
     let options = AnswerOptions {
         return_tokens: fields.flag("return_tokens")?.unwrap_or(false),
         timings_per_token,

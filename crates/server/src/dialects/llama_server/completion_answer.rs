@@ -1,9 +1,9 @@
 //! A whole answer of `/completion`.
 
-use quadriga_llm::serving::TokenLogprobs;
 use serde_json::{Map, Value, json};
 
 use super::completion_options::AnswerOptions;
+use crate::answer_tokens::{AnswerToken, TokenPart};
 use crate::dialects::openai::logprobs::{finite, is_reported};
 use crate::dialects::timings::timings;
 use crate::generation::{Choice, Done, FinishReason, Generation};
@@ -13,16 +13,13 @@ use crate::model::ServedModel;
 pub(super) fn final_answer(served: &ServedModel, choice: &Choice, options: &AnswerOptions) -> Value {
     let text = format!("{}{}", choice.reasoning, choice.text);
     let has_new_line = text.contains('\n');
-    let tokens: Vec<u32> = if options.return_tokens {
-        choice.tokens.iter().map(|(token, _)| *token).collect()
-    } else {
-        Vec::new()
+    let tokens: Vec<u32> = match options.return_tokens {
+        true => choice.tokens.iter().filter(|token| is_shown(token)).map(|token| token.token).collect(),
+        false => Vec::new(),
     };
     let mut answer = ending(served, &choice.done, options, has_new_line);
-    let found = choice.tokens.iter().filter(|(token, _)| is_reported(served, *token));
-    let found: Vec<Value> =
-        found.filter_map(|(token, found)| Some(probability(served, *token, found.as_ref()?))).collect();
-    if choice.tokens.iter().any(|(_, found)| found.is_some()) {
+    let found: Vec<Value> = choice.tokens.iter().filter_map(|token| probability(served, token)).collect();
+    if choice.has_logprobs() {
         answer.insert("completion_probabilities".to_owned(), found.into());
     }
     answer.insert("content".to_owned(), text.into());
@@ -66,8 +63,15 @@ pub(super) fn ending(
     }
 }
 
-/// A token with its log-probability and those of the most probable ones.
-pub(super) fn probability(served: &ServedModel, token: u32, found: &TokenLogprobs) -> Value {
+/// Whether a token is in the answer, or between its parts.
+pub(super) fn is_shown(token: &AnswerToken) -> bool {
+    token.part != TokenPart::Hidden
+}
+
+/// A token with its log-probability and those of the most probable ones, if that is reported.
+pub(super) fn probability(served: &ServedModel, token: &AnswerToken) -> Option<Value> {
+    let is_wanted = is_shown(token) && is_reported(served, token.token);
+    let (token, found) = (token.token, token.logprobs.as_ref().filter(|_| is_wanted)?);
     let one = |token: u32, logprob: f64| {
         let bytes = served.token_bytes(token);
         json!({
@@ -82,7 +86,7 @@ pub(super) fn probability(served: &ServedModel, token: u32, found: &TokenLogprob
     if let Some(object) = value.as_object_mut() {
         object.insert("top_logprobs".to_owned(), top.into());
     }
-    value
+    Some(value)
 }
 
 /// The fields of an answer that are asked for, by paths such as `generation_settings/n_predict`; all if there are none.

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::completion_answer::{ending, probability, selected};
+use super::completion_answer::{ending, is_shown, probability, selected};
 use super::completion_options::AnswerOptions;
+use crate::answer_tokens::AnswerToken;
 use crate::dialects::Dialect;
-use crate::dialects::openai::logprobs::is_reported;
 use crate::dialects::timings::AnswerClock;
 use crate::generation::{Delta, GenerationEvent};
 use crate::model::ServedModel;
@@ -30,6 +30,13 @@ struct StreamedAnswer {
     probabilities: Vec<Value>,
 }
 
+impl StreamedAnswer {
+    fn add(&mut self, served: &ServedModel, tokens: &[AnswerToken]) {
+        self.tokens.extend(tokens.iter().filter(|token| is_shown(token)).map(|token| token.token));
+        self.probabilities.extend(tokens.iter().filter_map(|token| probability(served, token)));
+    }
+}
+
 impl CompletionStream {
     pub(super) fn new(running: &Running, options: AnswerOptions) -> CompletionStream {
         let prompts = running.prompts();
@@ -50,9 +57,7 @@ impl CompletionStream {
     fn token(&mut self, delta: Delta, out: &mut StreamBuffer) {
         let Some(answer) = self.answers.get_mut(delta.choice) else { return };
         answer.clock.token();
-        answer.tokens.push(delta.token);
-        let reported = delta.logprobs.filter(|_| is_reported(&self.served, delta.token));
-        answer.probabilities.extend(reported.map(|found| probability(&self.served, delta.token, &found)));
+        answer.add(&self.served, &delta.tokens);
         let text = delta.reasoning + &delta.text;
         // What is held back comes with the next text.
         if text.is_empty() {
@@ -110,6 +115,7 @@ impl StreamEncoder for CompletionStream {
                 let has_new_line = answer.as_ref().is_some_and(|answer| answer.has_new_line);
                 let mut last = ending(&self.served, &done, &self.options, has_new_line);
                 if let Some(answer) = answer {
+                    answer.add(&self.served, &done.tokens);
                     last.insert("tokens".to_owned(), std::mem::take(&mut answer.tokens).into());
                     if !answer.probabilities.is_empty() {
                         let found = std::mem::take(&mut answer.probabilities);

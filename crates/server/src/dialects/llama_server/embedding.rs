@@ -24,11 +24,11 @@ pub(super) async fn embedding(call: Call) -> Result<Json<Value>, ApiError> {
     if norm < 0 {
         return Err(fields.error("embd_normalize", "must be 0 or more: embeddings are normalized"));
     }
-    let texts = embeddings::inputs(&fields, name, &served)?;
-    let tokens: usize = texts.iter().map(Vec::len).sum();
-    let usage = call.caller.begin(TokenNeed::exact(tokens))?;
-    let vectors = served.embed(EmbeddingTask::Embed, texts, call.caller.client()).await?;
-    usage.charge(tokens);
+    let texts = embeddings::inputs(&fields, name)?;
+    let usage = call.caller.enter()?;
+    let texts = embeddings::tokenized(&served, texts).await?;
+    usage.reserve(TokenNeed::exact(texts.iter().map(Vec::len).sum()))?;
+    let vectors = served.embed(EmbeddingTask::Embed, texts, call.caller.client(), usage).await?;
     let data: Vec<Value> = vectors
         .into_iter()
         .enumerate()

@@ -1,5 +1,7 @@
 //! `/rerank`: documents by how well they answer a query, in Jina's form or, with `texts`, in that of TEI.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use quadriga_llm::{can_rank, pair_tokens};
@@ -33,7 +35,10 @@ pub struct RankRequest {
 impl RankRequest {
     /// The tokens of the query with each document.
     pub fn pairs(&self, served: &ServedModel) -> Result<Vec<Vec<u32>>, ApiError> {
-        let pair = |document: &String| Ok(pair_tokens(&served.model, &self.query, document)?);
+        let pair = |document: &String| {
+            served.check_length(self.query.len() + document.len())?;
+            Ok(pair_tokens(&served.model, &self.query, document)?)
+        };
         self.documents.iter().map(pair).collect()
     }
 }
@@ -60,12 +65,15 @@ pub(super) async fn rerank(call: Call) -> Result<Response, ApiError> {
         let message = format!("{} cannot rank: it has no classification head", served.name);
         return Err(ApiError::new(ErrorKind::Unsupported, message));
     }
-    let pairs = wanted.pairs(&served)?;
+    let usage = call.caller.enter()?;
+    let of_model = Arc::clone(&served);
+    let bytes = wanted.documents.iter().map(|document| wanted.query.len() + document.len()).sum();
+    let work = move || wanted.pairs(&of_model).map(|pairs| (wanted, pairs));
+    let (wanted, pairs) = served.tokenizing(bytes, work).await??;
     let RankRequest { documents, is_tei, most, with_texts, .. } = wanted;
     let tokens: usize = pairs.iter().map(Vec::len).sum();
-    let usage = call.caller.begin(TokenNeed::exact(tokens))?;
-    let scores = served.embed(EmbeddingTask::Rank, pairs, call.caller.client()).await?;
-    usage.charge(tokens);
+    usage.reserve(TokenNeed::exact(tokens))?;
+    let scores = served.embed(EmbeddingTask::Rank, pairs, call.caller.client(), usage).await?;
     let scores = scores.iter().map(|score| score.first().copied().unwrap_or(f32::NEG_INFINITY));
     let mut sorted: Vec<(usize, f32)> = scores.enumerate().collect();
     sorted.sort_by(|a, b| b.1.total_cmp(&a.1));

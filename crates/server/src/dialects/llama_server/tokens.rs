@@ -54,6 +54,15 @@ impl TokenizeRequest {
         })
     }
 
+    /// The bytes of its texts.
+    fn bytes(&self) -> usize {
+        let part = |part: &TextOrToken| match part {
+            TextOrToken::Text(text) => text.len(),
+            TextOrToken::Token(_) => 0,
+        };
+        self.parts.iter().map(part).sum()
+    }
+
     /// The tokens.
     pub fn tokens(&self, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
         let tokenizer = served.model.tokenizer()?;
@@ -85,7 +94,8 @@ pub(super) async fn tokenize(call: Call) -> Result<Json<Value>, ApiError> {
     let wanted = TokenizeRequest::new(&call.fields(), &served)?;
     let with_pieces = wanted.with_pieces;
     let of_model = std::sync::Arc::clone(&served);
-    let tokens = served.blocking(move || wanted.tokens(&of_model)).await??;
+    let bytes = wanted.bytes();
+    let tokens = served.tokenizing(bytes, move || wanted.tokens(&of_model)).await??;
     let shown: Vec<Value> = match with_pieces {
         true => tokens.iter().map(|token| piece(&served, *token)).collect(),
         false => tokens.into_iter().map(Value::from).collect(),

@@ -103,9 +103,6 @@ impl Head {
 
     /// A whole answer.
     pub(super) fn whole(&self, served: &ServedModel, choice: &Choice, prompt: &[u32]) -> Value {
-        let reported = choice.tokens.iter().filter(|(token, _)| logprobs::is_reported(served, *token));
-        let found =
-            reported.filter_map(|(token, found)| Some(logprobs::token(served, *token, found.as_ref()?)));
         let part = Part {
             text: choice.text.clone(),
             reasoning: choice.reasoning.clone(),
@@ -115,10 +112,10 @@ impl Head {
                 .enumerate()
                 .map(|(index, call)| tool_call(index, call))
                 .collect(),
-            logprobs: found.collect(),
+            logprobs: logprobs::of_answer(served, &choice.tokens),
         };
         let mut object = self.part(part, true);
-        let answer = choice.tokens.iter().map(|(token, _)| token);
+        let answer = choice.tokens.iter().map(|token| &token.token);
         let tokens: Vec<u32> = prompt.iter().chain(answer).copied().collect();
         self.finish(&mut object, &choice.done, &tokens);
         object.into()

@@ -1,5 +1,6 @@
 //! `/api/embed`, and the older `/api/embeddings`.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
@@ -18,9 +19,56 @@ use crate::operation::caller::TokenNeed;
 /// The most texts of a request.
 const MAX_TEXTS: usize = 2048;
 
-/// The tokens of each text of a request, and the length of its vectors, if it is not the model's.
-pub fn parse(fields: &Fields<'_>, served: &ServedModel) -> Result<(Vec<Vec<u32>>, Option<usize>), ApiError> {
-    const NAME: &str = "input";
+/// The field with the texts.
+const NAME: &str = "input";
+
+/// A request for embeddings.
+#[derive(Clone, Debug)]
+pub struct EmbedRequest {
+    texts: Vec<String>,
+    /// Whether texts that are too long are cut.
+    cuts: bool,
+    /// The length of the vectors, if it is not the model's.
+    dimensions: Option<usize>,
+}
+
+impl EmbedRequest {
+    /// The tokens of each text.
+    ///
+    /// # Errors
+    /// A text is empty, or too long.
+    pub fn tokens(&self, served: &ServedModel) -> Result<Vec<Vec<u32>>, ApiError> {
+        let of_text = |text: &String| {
+            let mut text = text.as_str();
+            if self.cuts {
+                // A little more than can be in the context, as the end of the text decides how its last words are divided.
+                let most = served.longest_token().saturating_mul(served.context() + 16);
+                text = text.get(..text.floor_char_boundary(most)).unwrap_or(text);
+            } else {
+                served.check_length(text.len())?;
+            }
+            let mut tokens = text_tokens(&served.model, text)?;
+            if tokens.is_empty() {
+                return Err(ApiError::field(NAME, "has an empty text"));
+            }
+            if self.cuts {
+                cut_tokens(&served.model, &mut tokens, served.context());
+            }
+            Ok(tokens)
+        };
+        self.texts.iter().map(of_text).collect()
+    }
+
+    /// The same, found beside the threads that serve connections.
+    async fn tokenized(self, served: &Arc<ServedModel>) -> Result<Vec<Vec<u32>>, ApiError> {
+        let of_model = Arc::clone(served);
+        let bytes = self.texts.iter().map(String::len).sum();
+        served.tokenizing(bytes, move || self.tokens(&of_model)).await?
+    }
+}
+
+/// The request that the fields of a body are.
+pub fn parse(fields: &Fields<'_>, served: &ServedModel) -> Result<EmbedRequest, ApiError> {
     fields.map("options")?;
     let texts = fields.texts(NAME)?.ok_or_else(|| fields.missing(NAME))?;
     if texts.len() > MAX_TEXTS {
@@ -32,18 +80,7 @@ pub fn parse(fields: &Fields<'_>, served: &ServedModel) -> Result<(Vec<Vec<u32>>
         return Err(fields.error("dimensions", format!("is {wanted}; the model's embeddings have {width}")));
     }
     let cuts = fields.flag("truncate")?.unwrap_or(false);
-    let mut tokens = Vec::new();
-    for text in &texts {
-        let mut of_text = text_tokens(&served.model, text)?;
-        if of_text.is_empty() {
-            return Err(fields.error(NAME, "has an empty text"));
-        }
-        if cuts {
-            cut_tokens(&served.model, &mut of_text, served.context());
-        }
-        tokens.push(of_text);
-    }
-    Ok((tokens, dimensions))
+    Ok(EmbedRequest { texts, cuts, dimensions })
 }
 
 /// A vector for each text. A text that is too long is an error, unless `truncate` asks to cut it.
@@ -53,15 +90,17 @@ pub(super) async fn embed(call: Call) -> Result<Json<Value>, ApiError> {
     let load = started.elapsed();
     let fields = call.fields();
     let keep = keep_alive(&fields)?;
-    let (tokens, dimensions) = parse(&fields, &served)?;
+    let wanted = parse(&fields, &served)?;
+    let dimensions = wanted.dimensions;
+    let usage = call.caller.enter()?;
+    let tokens = wanted.tokenized(&served).await?;
     let count: usize = tokens.iter().map(Vec::len).sum();
     keep.apply(&call, &served)?;
-    let usage = call.caller.begin(TokenNeed::exact(count))?;
+    usage.reserve(TokenNeed::exact(count))?;
     let mut vectors = match tokens.is_empty() {
         true => Vec::new(),
-        false => served.embed(EmbeddingTask::Embed, tokens, call.caller.client()).await?,
+        false => served.embed(EmbeddingTask::Embed, tokens, call.caller.client(), usage).await?,
     };
-    usage.charge(count);
     if let Some(dimensions) = dimensions {
         vectors.iter_mut().for_each(|vector| shorten(vector, dimensions));
     }
@@ -85,10 +124,10 @@ pub(super) async fn embeddings(call: Call) -> Result<Json<Value>, ApiError> {
     if text.is_empty() {
         return Ok(Json(json!({ "embedding": [] })));
     }
-    let tokens = text_tokens(&served.model, text)?;
-    let count = tokens.len();
-    let usage = call.caller.begin(TokenNeed::exact(count))?;
-    let vectors = served.embed(EmbeddingTask::Embed, vec![tokens], call.caller.client()).await?;
-    usage.charge(count);
+    let usage = call.caller.enter()?;
+    let wanted = EmbedRequest { texts: vec![text.to_owned()], cuts: false, dimensions: None };
+    let tokens = wanted.tokenized(&served).await?;
+    usage.reserve(TokenNeed::exact(tokens.iter().map(Vec::len).sum()))?;
+    let vectors = served.embed(EmbeddingTask::Embed, tokens, call.caller.client(), usage).await?;
     Ok(Json(json!({ "embedding": vectors.first() })))
 }

@@ -20,6 +20,7 @@ pub(super) struct AnswerStream {
     calls: Vec<WholeToolCall>,
     /// Calls that are written.
     written: usize,
+    /// Those that come with the next text.
     logprobs: Vec<Value>,
 }
 
@@ -29,9 +30,8 @@ impl AnswerStream {
     }
 
     fn token(&mut self, delta: Delta, out: &mut StreamBuffer) {
-        self.tokens.push(delta.token);
-        let reported = delta.logprobs.filter(|_| logprobs::is_reported(&self.served, delta.token));
-        self.logprobs.extend(reported.map(|found| logprobs::token(&self.served, delta.token, &found)));
+        self.tokens.extend(delta.tokens.iter().map(|token| token.token));
+        self.logprobs.extend(logprobs::of_answer(&self.served, &delta.tokens));
         WholeToolCall::add(&mut self.calls, delta.tool_calls);
         // A call is whole when another one begins.
         let tool_calls = self.whole_calls(self.calls.len().saturating_sub(1));
@@ -61,6 +61,8 @@ impl StreamEncoder for AnswerStream {
                 if !tool_calls.is_empty() {
                     out.json(&self.head.part(Part { tool_calls, ..Part::default() }, false));
                 }
+                self.tokens.extend(done.tokens.iter().map(|token| token.token));
+                self.logprobs.extend(logprobs::of_answer(&self.served, &done.tokens));
                 let logprobs = std::mem::take(&mut self.logprobs);
                 let mut last = self.head.part(Part { logprobs, ..Part::default() }, true);
                 self.head.finish(&mut last, &done, &self.tokens);

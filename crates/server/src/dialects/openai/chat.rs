@@ -39,7 +39,7 @@ pub async fn chat(call: Call) -> Result<Response, ApiError> {
         let encoder = ChatStream::new(head, &running, options);
         return Ok(stream::respond(running, encoder, StreamFormat::Events, ping));
     }
-    let mut usage = Usage::new(running.prompt_tokens());
+    let mut usage = Usage::new(running.prompt_tokens(), running.choices());
     let choices = running.finish().await?;
     choices.iter().for_each(|choice| usage.add(&choice.done));
     Ok(Json(json!({
@@ -134,11 +134,8 @@ fn choice_json(served: &ServedModel, choice: &Choice) -> Value {
             object.insert("tool_calls".to_owned(), calls.into());
         }
     }
-    let tokens = choice.tokens.iter().filter(|(token, _)| logprobs::is_reported(served, *token));
-    let tokens: Vec<Value> =
-        tokens.filter_map(|(token, found)| Some(logprobs::token(served, *token, found.as_ref()?))).collect();
-    let has_logprobs = choice.tokens.iter().any(|(_, found)| found.is_some());
-    let logprobs = has_logprobs.then(|| json!({ "content": tokens, "refusal": null }));
+    let tokens = || logprobs::of_text(served, &choice.tokens);
+    let logprobs = choice.has_logprobs().then(|| json!({ "content": tokens(), "refusal": null }));
     json!({
         "index": choice.done.choice,
         "message": message,

@@ -32,7 +32,7 @@ impl ChatStream {
             served: Arc::clone(running.served()),
             choices: running.choices(),
             options,
-            usage: Usage::new(running.prompt_tokens()),
+            usage: Usage::new(running.prompt_tokens(), running.choices()),
             clock: AnswerClock::new(running.prompt_tokens()),
         }
     }
@@ -54,12 +54,11 @@ impl ChatStream {
     fn delta(&mut self, delta: Delta, out: &mut StreamBuffer) {
         self.clock.token();
         let mut content = Map::new();
-        let reported = logprobs::is_reported(&self.served, delta.token);
-        let token = delta.logprobs.filter(|_| reported);
+        let tokens = logprobs::of_text(&self.served, &delta.tokens);
         if !delta.reasoning.is_empty() {
             content.insert("reasoning_content".to_owned(), delta.reasoning.into());
         }
-        if !delta.text.is_empty() || (token.is_some() && content.is_empty()) {
+        if !delta.text.is_empty() {
             content.insert("content".to_owned(), delta.text.into());
         }
         if !delta.tool_calls.is_empty() {
@@ -69,8 +68,7 @@ impl ChatStream {
         if content.is_empty() {
             return;
         }
-        let token = token.map(|found| logprobs::token(&self.served, delta.token, &found));
-        let logprobs = token.map(|token| json!({ "content": [token], "refusal": null }));
+        let logprobs = (!tokens.is_empty()).then(|| json!({ "content": tokens, "refusal": null }));
         let mut chunk = self.chunk(json!([{
             "index": delta.choice,
             "delta": content,

@@ -6,6 +6,7 @@ use quadriga_llm::serving::TokenLogprobs;
 use serde_json::{Map, Value, json};
 
 use super::logprobs::finite;
+use crate::answer_tokens::{AnswerToken, TokenPart};
 use crate::model::ServedModel;
 
 /// The lists. Offsets go on from one chunk of a stream to the next.
@@ -26,6 +27,15 @@ impl CompletionLogprobs {
         let found = std::iter::once(None).chain(logprobs.iter().map(Some));
         for (token, found) in prompt.iter().zip(found) {
             self.add(served, *token, found);
+        }
+    }
+
+    /// Adds tokens of an answer: those of its text, and control tokens, which are not in it.
+    pub(crate) fn add_answer(&mut self, served: &ServedModel, tokens: &[AnswerToken]) {
+        for found in tokens.iter().filter(|token| token.part != TokenPart::Hidden) {
+            if let Some(logprobs) = &found.logprobs {
+                self.add(served, found.token, Some(logprobs));
+            }
         }
     }
 

@@ -56,7 +56,7 @@ impl CompletionStream {
             choices,
             answers: vec![StreamedAnswer { begun, ..StreamedAnswer::default() }; running.choices()],
             options,
-            usage: Usage::new(running.prompt_tokens()),
+            usage: Usage::new(running.prompt_tokens(), choices),
             clock: AnswerClock::new(running.prompt_tokens()),
         }
     }
@@ -114,8 +114,8 @@ impl StreamEncoder for CompletionStream {
             }
             GenerationEvent::Delta(delta) => {
                 self.begin_answer(delta.choice, None, out);
-                if let (Some(found), Some(answer)) = (&delta.logprobs, self.answers.get_mut(delta.choice)) {
-                    answer.logprobs.add(&self.served, delta.token, Some(found));
+                if let Some(answer) = self.answers.get_mut(delta.choice) {
+                    answer.logprobs.add_answer(&self.served, &delta.tokens);
                 }
                 self.clock.token();
                 if !delta.text.is_empty() {
@@ -129,6 +129,9 @@ impl StreamEncoder for CompletionStream {
             GenerationEvent::Done(done) => {
                 self.begin_answer(done.choice, None, out);
                 self.usage.add(&done);
+                if let Some(answer) = self.answers.get_mut(done.choice) {
+                    answer.logprobs.add_answer(&self.served, &done.tokens);
+                }
                 let mut chunk = self.text(done.choice, "", Some(finish_name(&done.finish)));
                 chunk.insert("timings".to_owned(), timings(&done));
                 out.json(&chunk);

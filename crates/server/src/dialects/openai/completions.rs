@@ -19,6 +19,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Choice, Generation, Prompt};
 use crate::model::ServedModel;
+use crate::prompt::check_count;
 use crate::stream::{self, StreamFormat};
 
 /// The most log-probabilities that are reported for a token.
@@ -55,7 +56,7 @@ pub async fn completions(call: Call) -> Result<Response, ApiError> {
         return Ok(stream::respond(running, encoder, StreamFormat::Events, ping));
     }
     let wants_logprobs = fields.has("logprobs");
-    let mut usage = Usage::new(running.prompt_tokens());
+    let mut usage = Usage::new(running.prompt_tokens(), choices);
     let prompts = running.prompts().to_vec();
     let answers = running.finish().await?;
     let mut list = Vec::new();
@@ -118,6 +119,7 @@ pub(crate) fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Co
         ..Generation::new(Prompt::Tokens(Vec::new()))
     };
     let prompts = prompt_fields::prompts(fields, "prompt")?;
+    check_count(served, &template, prompts.len())?;
     let generations = prompts.into_iter().map(|prompt| Generation { prompt, ..template.clone() }).collect();
     Ok(CompletionRequest { generations, echo, choices })
 }
@@ -144,11 +146,7 @@ fn choice_json(
     if let Some((_, found)) = echoed {
         logprobs.add_prompt(served, prompt, found);
     }
-    for (token, found) in &choice.tokens {
-        if let Some(found) = found {
-            logprobs.add(served, *token, Some(found));
-        }
-    }
+    logprobs.add_answer(served, &choice.tokens);
     json!({
         "index": choice.done.choice,
         "text": format!("{}{}", echoed.map_or("", |(text, _)| text), choice.text),

@@ -21,12 +21,55 @@ const MAX_TEXTS: usize = 2048;
 /// A request for embeddings.
 #[derive(Clone, Debug)]
 pub struct EmbeddingRequest {
-    /// The tokens of each text.
-    pub texts: Vec<Vec<u32>>,
+    /// The texts.
+    pub texts: Vec<TextInput>,
     /// Whether vectors are bytes in base64.
     pub base64: bool,
     /// The length of the vectors, if it is not the model's.
     pub dimensions: Option<usize>,
+}
+
+/// A text that is embedded.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum TextInput {
+    /// A text.
+    Text(String),
+    /// Its tokens.
+    Tokens(Vec<u32>),
+}
+
+impl TextInput {
+    /// Its tokens.
+    ///
+    /// # Errors
+    /// It does not fit in the context.
+    pub fn tokens(self, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
+        match self {
+            TextInput::Text(text) => {
+                served.check_length(text.len())?;
+                Ok(text_tokens(&served.model, &text)?)
+            }
+            TextInput::Tokens(tokens) => Ok(tokens),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            TextInput::Text(text) => text.len(),
+            TextInput::Tokens(_) => 0,
+        }
+    }
+}
+
+/// The tokens of texts, found beside the threads that serve connections.
+pub(crate) async fn tokenized(
+    served: &Arc<ServedModel>,
+    texts: Vec<TextInput>,
+) -> Result<Vec<Vec<u32>>, ApiError> {
+    let bytes = texts.iter().map(TextInput::bytes).sum();
+    let of_model = Arc::clone(served);
+    let work = move || texts.into_iter().map(|text| text.tokens(&of_model)).collect();
+    served.tokenizing(bytes, work).await?
 }
 
 /// The request that the fields of a body are.
@@ -37,17 +80,18 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Embedding
     if let Some(wanted) = dimensions.filter(|wanted| *wanted == 0 || *wanted > width) {
         return Err(fields.error("dimensions", format!("is {wanted}; the model's embeddings have {width}")));
     }
-    Ok(EmbeddingRequest { texts: inputs(fields, "input", served)?, base64, dimensions })
+    Ok(EmbeddingRequest { texts: inputs(fields, "input")?, base64, dimensions })
 }
 
 /// Computes a vector for each text.
 pub async fn embeddings(call: Call) -> Result<Response, ApiError> {
     let served = call.model().await?;
     let EmbeddingRequest { texts, base64, dimensions } = parse(&call.fields(), &served)?;
+    let usage = call.caller.enter()?;
+    let texts = tokenized(&served, texts).await?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
-    let usage = call.caller.begin(TokenNeed::exact(tokens))?;
-    let mut vectors = served.embed(EmbeddingTask::Embed, texts, call.caller.client()).await?;
-    usage.charge(tokens);
+    usage.reserve(TokenNeed::exact(tokens))?;
+    let mut vectors = served.embed(EmbeddingTask::Embed, texts, call.caller.client(), usage).await?;
     if let Some(dimensions) = dimensions {
         vectors.iter_mut().for_each(|vector| shorten(vector, dimensions));
     }
@@ -68,26 +112,22 @@ pub async fn embeddings(call: Call) -> Result<Response, ApiError> {
     .into_response())
 }
 
-/// The tokens of each text of a field: a text, tokens, or a list of either.
-pub(crate) fn inputs(
-    fields: &Fields<'_>,
-    name: &str,
-    served: &Arc<ServedModel>,
-) -> Result<Vec<Vec<u32>>, ApiError> {
+/// The texts of a field: a text, tokens, or a list of either.
+pub(crate) fn inputs(fields: &Fields<'_>, name: &str) -> Result<Vec<TextInput>, ApiError> {
     let wrong = || fields.error(name, "must be a text, a list of tokens, or a list of such");
     let token = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
     let tokens = |list: &[Value]| list.iter().map(token).collect::<Option<Vec<u32>>>();
     let one = |value: &Value| match value {
         Value::String(text) if text.is_empty() => Err(fields.error(name, "has an empty text")),
-        Value::String(text) => Ok(text_tokens(&served.model, text)?),
+        Value::String(text) => Ok(TextInput::Text(text.clone())),
         Value::Array(list) if list.is_empty() => Err(fields.error(name, "has an empty text")),
-        Value::Array(list) => tokens(list).ok_or_else(wrong),
+        Value::Array(list) => tokens(list).map(TextInput::Tokens).ok_or_else(wrong),
         _ => Err(wrong()),
     };
     match fields.value(name).ok_or_else(|| fields.missing(name))? {
         Value::Array(list) if list.is_empty() => Err(fields.error(name, "is empty")),
         Value::Array(list) => match tokens(list) {
-            Some(tokens) => Ok(vec![tokens]),
+            Some(tokens) => Ok(vec![TextInput::Tokens(tokens)]),
             None if list.len() > MAX_TEXTS => {
                 Err(fields.error(name, format!("has {} texts; at most {MAX_TEXTS} are allowed", list.len())))
             }

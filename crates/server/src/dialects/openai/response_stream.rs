@@ -32,7 +32,7 @@ impl ResponseStream {
         ResponseStream {
             object,
             served: Arc::clone(running.served()),
-            usage: Usage::new(running.prompt_tokens()),
+            usage: Usage::new(running.prompt_tokens(), 1),
             sequence: 0,
             items: Vec::new(),
             is_open: false,
@@ -107,19 +107,14 @@ impl ResponseStream {
     }
 
     fn delta(&mut self, delta: &Delta, out: &mut StreamBuffer) {
-        let reported = logprobs::is_reported(&self.served, delta.token);
-        let token = delta.logprobs.as_ref().filter(|_| reported && delta.reasoning.is_empty());
-        let token = token.map(|found| logprobs::token(&self.served, delta.token, found));
-        let mut found: Vec<Value> = token.into_iter().collect();
         for part in delta.parts() {
             match part {
                 AnswerPart::Reasoning(text) => self.reasoning(&text, out),
-                AnswerPart::Text(text) => self.text(&text, std::mem::take(&mut found), out),
+                AnswerPart::Text(text) => {
+                    self.text(&text, logprobs::of_text(&self.served, &delta.tokens), out);
+                }
                 AnswerPart::ToolCall(piece) => self.tool_call(piece, out),
             }
-        }
-        if !found.is_empty() && delta.tool_calls.is_empty() {
-            self.text("", found, out);
         }
     }
 

@@ -36,7 +36,7 @@ pub async fn responses(call: Call) -> Result<Response, ApiError> {
         let encoder = ResponseStream::new(object, &running);
         return Ok(stream::respond(running, encoder, StreamFormat::Events, ping));
     }
-    let mut usage = Usage::new(running.prompt_tokens());
+    let mut usage = Usage::new(running.prompt_tokens(), 1);
     let choices = running.finish().await?;
     let Some(choice) = choices.first() else {
         return Err(ApiError::new(crate::error::ErrorKind::Internal, "there is no answer"));
@@ -62,6 +62,7 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
     if fields.flag("background")?.unwrap_or(false) {
         return Err(fields.error("background", "is not supported: nothing is stored"));
     }
+    check_metadata(fields)?;
     let messages = response_input::conversation(fields)?;
     let tools = response_input::tools(fields)?;
     let tool_choice = format_fields::tool_choice(fields, &tools)?;
@@ -84,6 +85,20 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
         shares_prefix: shares_prefix(fields)?,
         ..Generation::new(Prompt::Chat(chat))
     })
+}
+
+/// Metadata comes back with every event that has the response, and so has OpenAI's limits.
+fn check_metadata(fields: &Fields<'_>) -> Result<(), ApiError> {
+    const NAME: &str = "metadata";
+    let Some(pairs) = fields.map(NAME)? else { return Ok(()) };
+    let is_short = |(name, value): (&String, &Value)| {
+        let text = value.as_str().map_or_else(|| value.to_string().len(), |text| text.chars().count());
+        name.chars().count() <= 64 && text <= 512
+    };
+    match pairs.len() <= 16 && pairs.iter().all(is_short) {
+        true => Ok(()),
+        false => Err(fields.error(NAME, "must have at most 16 pairs, of 64 and 512 characters")),
+    }
 }
 
 /// Log-probabilities are asked for with `top_logprobs`, or by name in `include`.
@@ -116,16 +131,16 @@ fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
 
 /// The items of a complete answer, in the order of generation.
 fn items(served: &ServedModel, choice: &Choice) -> Vec<ResponseItem> {
-    let tokens = choice.tokens.iter().filter(|(token, _)| logprobs::is_reported(served, *token));
-    let mut found: Vec<Value> =
-        tokens.filter_map(|(token, found)| Some(logprobs::token(served, *token, found.as_ref()?))).collect();
+    let mut left = choice.text_tokens();
     let mut items = Vec::new();
     for section in &choice.sections {
         items.extend(match section {
             AnswerSection::Reasoning(text) => {
                 Some(ResponseItem::Reasoning { id: new_id("rs_"), text: text.clone() })
             }
-            AnswerSection::Text(text) => Some(message(text, std::mem::take(&mut found))),
+            AnswerSection::Text { text, tokens } => {
+                Some(message(text, logprobs::of_text(served, left.by_ref().take(*tokens))))
+            }
             AnswerSection::ToolCall(number) => {
                 let call = choice.tool_calls.get(*number).cloned();
                 call.map(|call| ResponseItem::Call { id: new_id("fc_"), call })
@@ -134,7 +149,7 @@ fn items(served: &ServedModel, choice: &Choice) -> Vec<ResponseItem> {
     }
     // An answer without text has an empty one.
     if items.is_empty() {
-        items.push(message("", found));
+        items.push(message("", Vec::new()));
     }
     items
 }

@@ -251,7 +251,7 @@ pub(super) fn response() -> Value {
         "incomplete_details": nullable(&any_object()),
         "instructions": nullable(&text()),
         "max_output_tokens": nullable(&count()),
-        "metadata": any_object(),
+        "metadata": metadata(),
         "model": text(),
         "output": list(answer(json!({
             "id": text(),
@@ -288,4 +288,14 @@ pub(super) fn model() -> Value {
 /// All models.
 pub(super) fn models() -> Value {
     answer(json!({ "object": one_of(&["list"]), "data": list(model()) }))
+}
+
+/// Pairs of a client, which come back with a response.
+fn metadata() -> Value {
+    json!({
+        "type": "object",
+        "maxProperties": 16,
+        "propertyNames": { "maxLength": 64 },
+        "additionalProperties": { "type": "string", "maxLength": 512 },
+    })
 }

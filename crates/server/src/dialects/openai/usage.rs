@@ -15,19 +15,21 @@ pub struct Usage {
     pub answer: usize,
     /// Of those, the ones of reasoning.
     pub reasoning: usize,
+    /// Answers to each prompt.
+    choices: usize,
 }
 
 impl Usage {
-    /// For prompts of so many tokens.
-    pub fn new(prompt: usize) -> Usage {
-        Usage { prompt, ..Usage::default() }
+    /// For prompts of so many tokens, with so many answers to each.
+    pub fn new(prompt: usize, choices: usize) -> Usage {
+        Usage { prompt, choices: choices.max(1), ..Usage::default() }
     }
 
     /// Adds an answer.
     pub fn add(&mut self, done: &Done) {
         // Other choices find the whole prompt that the first has computed.
-        if self.answer == 0 {
-            self.cached = done.counts.cached;
+        if done.choice.is_multiple_of(self.choices.max(1)) {
+            self.cached += done.counts.cached;
         }
         self.answer += done.counts.answer;
         self.reasoning += done.reasoning_tokens;
