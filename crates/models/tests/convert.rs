@@ -614,6 +614,48 @@ fn factors_of_frequencies_are_written_or_refused() {
 }
 
 #[test]
+fn the_factor_of_yarns_rotated_elements_is_written() {
+    let run = |more: Value| {
+        let mut scaling =
+            json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16 });
+        more.as_object().unwrap().iter().for_each(|(key, value)| scaling[key] = value.clone());
+        run_as("LlamaForCausalLM", &[("rope_scaling", scaling)], |_| {})
+    };
+    let own = 1.0 + 0.1 * 4f32.ln();
+    for (more, wanted) in [
+        (json!({}), None),
+        (json!({ "mscale": 2.0 }), None),
+        (json!({ "attention_factor": 3.0 }), Some(3.0 / own)),
+        (json!({ "attention_factor": 3.0, "mscale": 2.0, "mscale_all_dim": 1.0 }), Some(3.0 / own)),
+        (json!({ "attention_factor": 3.0, "extrapolation_factor": 0.0 }), Some(3.0)),
+        (json!({ "mscale": 2.0, "mscale_all_dim": 1.0 }), Some((2.0 * own - 1.0) / own / own)),
+        (json!({ "attention_factor": 3.0, "factor": 1.0 }), Some(3.0)),
+    ] {
+        let file = run(more.clone()).unwrap();
+        let found = file.find::<f32>("llama.rope.scaling.attn_factor").unwrap();
+        match (found, wanted) {
+            (None, None) => {}
+            (Some(found), Some(wanted)) => {
+                assert!((found - wanted).abs() < 1e-6, "{more}: {found}, {wanted}")
+            }
+            _ => panic!("{more}: {found:?}, {wanted:?}"),
+        }
+    }
+    for (more, place) in [
+        (json!({ "factor": 0 }), "factor"),
+        (json!({ "factor": -2.0, "rope_type": "linear" }), "factor"),
+        (json!({ "attention_factor": 0.0 }), "attention_factor"),
+        (json!({ "mscale": -9.0, "mscale_all_dim": 1.0 }), "mscale"),
+    ] {
+        let error = run(more.clone()).unwrap_err();
+        assert!(
+            error.contains(&format!("rope_parameters.{place}")) && error.contains("than 0"),
+            "{more}: {error}"
+        );
+    }
+}
+
+#[test]
 fn layers_without_rotary_embedding_are_those_of_the_graph() {
     for (list, fits) in [
         (json!({}), true),

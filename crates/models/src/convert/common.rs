@@ -197,7 +197,7 @@ fn rope_keys(builder: &mut FileBuilder<'_>) -> ConvertResult<()> {
     }
     let Some(parameters) = parameters else { return Ok(()) };
     let kind = parameters.text(&["rope_type", "type"])?.unwrap_or("default").to_ascii_lowercase();
-    let factor = parameters.find_number(&["factor"])?;
+    let factor = positive(&parameters, "factor")?;
     match (kind.as_str(), factor) {
         // Llama 3's factors are a tensor, and Phi's two tensors: check_rope_factors finds out whether the family has them.
         ("default" | "llama3" | "longrope" | "su" | "mrope", _) => {}
@@ -224,10 +224,49 @@ fn rope_keys(builder: &mut FileBuilder<'_>) -> ConvertResult<()> {
                     builder.set_number(key, value);
                 }
             }
+            if let Some(wanted) = yarn_attention_factor(&parameters, factor)? {
+                // The graphs multiply this key by YaRN's own factor, unless nothing is extrapolated.
+                let extrapolates = parameters.find_number(&["extrapolation_factor"])? != Some(0.0);
+                let own = if extrapolates { yarn_magnitude(factor, 1.0) } else { 1.0 };
+                builder.set_number("rope.scaling.attn_factor", wanted / own);
+            }
         }
         _ => return Err(config.unsupported("rope_parameters.rope_type", &kind)),
     }
     Ok(())
+}
+
+/// A number of the rotary embedding's parameters that must be greater than 0.
+pub(super) fn positive(parameters: &Config, key: &str) -> ConvertResult<Option<f64>> {
+    match parameters.find_number(&[key])? {
+        Some(number) if number <= 0.0 => {
+            let reason = format!("it is {number}; it must be greater than 0");
+            Err(invalid("config.json", format!("rope_parameters.{key}"), reason))
+        }
+        number => Ok(number),
+    }
+}
+
+/// The factor by which YaRN multiplies rotated elements, where the configuration has another one than YaRN's own.
+pub(super) fn yarn_attention_factor(parameters: &Config, factor: f64) -> ConvertResult<Option<f64>> {
+    if let Some(given) = positive(parameters, "attention_factor")? {
+        return Ok(Some(given));
+    }
+    let is_given = |number: &f64| *number != 0.0;
+    let one = parameters.find_number(&["mscale"])?.filter(is_given);
+    let all = parameters.find_number(&["mscale_all_dim"])?.filter(is_given);
+    let (Some(one), Some(all)) = (one, all) else { return Ok(None) };
+    let wanted = yarn_magnitude(factor, one) / yarn_magnitude(factor, all);
+    if wanted > 0.0 && wanted.is_finite() {
+        return Ok(Some(wanted));
+    }
+    let reason =
+        format!("{one} and {all} of mscale_all_dim give the factor {wanted}; it must be greater than 0");
+    Err(invalid("config.json", "rope_parameters.mscale", reason))
+}
+
+fn yarn_magnitude(factor: f64, scale: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 1.0 + 0.1 * scale * factor.ln() }
 }
 
 /// An error if the configuration scales frequencies by factors for which the family has no tensor.

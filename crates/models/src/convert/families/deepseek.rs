@@ -1,7 +1,7 @@
 //! DeepSeek V2 and V3 and models of their kind: latent attention.
 
 use super::super::builder::FileBuilder;
-use super::super::common::{LayerRules, common_keys, rope_parameters};
+use super::super::common::{LayerRules, common_keys, rope_parameters, yarn_attention_factor};
 use super::super::error::ConvertResult;
 use super::super::output::{OutputTensor, RowSource};
 use super::super::source::wrong_shape;
@@ -71,6 +71,13 @@ fn keys(builder: &mut FileBuilder<'_>) -> ConvertResult<()> {
         && let Some(all) = parameters.find_number(&["mscale_all_dim"])?
     {
         builder.set_number("rope.scaling.yarn_log_multiplier", 0.1 * all);
+        // With that key the graph does not multiply by YaRN's own factor.
+        if parameters.text(&["rope_type", "type"])? == Some("yarn")
+            && let Some(factor) = parameters.find_number(&["factor"])?
+            && let Some(wanted) = yarn_attention_factor(&parameters, factor)?
+        {
+            builder.set_number("rope.scaling.attn_factor", wanted);
+        }
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use super::super::builder::FileBuilder;
 use super::super::common::{
-    LayerRules, common_keys, llama3_factors, output_matrix, require_rope_period, rope_parameters,
+    LayerRules, common_keys, llama3_factors, output_matrix, positive, require_rope_period, rope_parameters,
 };
 use super::super::error::ConvertResult;
 use super::super::output::{OutputTensor, RowSource};
@@ -225,7 +225,8 @@ fn phi_keys(builder: &mut FileBuilder<'_>) -> ConvertResult<()> {
         builder.set("rope.scaling.type", "longrope");
         let scale = context as f64 / original as f64;
         let factor = if scale > 1.0 { (1.0 + scale.ln() / (original as f64).ln()).sqrt() } else { 1.0 };
-        builder.set_number("rope.scaling.attn_factor", factor);
+        let given = positive(&parameters, "attention_factor")?;
+        builder.set_number("rope.scaling.attn_factor", given.unwrap_or(factor));
     }
     Ok(())
 }
