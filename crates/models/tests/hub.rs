@@ -24,7 +24,8 @@ use std::time::Duration;
 
 use fake_hub::{COMMIT, FakeHub, Faults, hexadecimal};
 use quadriga_models::hub::{
-    Hub, HubError, HubResult, HubSettings, Listing, PullStage, RemoteChecksum, RepositoryName, choices,
+    Hub, HubError, HubResult, HubSettings, Listing, OtherKind, PullStage, RemoteChecksum, RepositoryName,
+    choices,
 };
 use sha2::Digest;
 
@@ -482,4 +483,35 @@ fn removing_a_model_leaves_those_of_similar_names() {
     assert_eq!(left(), ["y-Q4_0-small.gguf", "y-Q4_0.gguf", "y-small.gguf"]);
     cache.remove(&name("org/model-GGUF:y-small")).unwrap();
     assert_eq!(left(), ["y-Q4_0-small.gguf", "y-Q4_0.gguf"]);
+}
+
+#[test]
+fn parts_without_the_others_are_listed_and_removed_by_their_label() {
+    let (part, other, folder) = (bytes(2_000), bytes(900), tempfile::tempdir().unwrap());
+    let fake = FakeHub::new(&[
+        (MODEL, "m-Q8_0-00001-of-00002.gguf", &part),
+        (MODEL, "m-Q8_0-00002-of-00002.gguf", &part),
+        (MODEL, "m-Q4_0.gguf", &other),
+        (MODEL, "model.safetensors", &other),
+    ]);
+    let hub = open(settings(&fake, folder.path()));
+    let listing = hub.list(&name(MODEL)).unwrap();
+    let kept = listing.files.iter().filter(|file| !file.name.contains("-00002-of")).cloned();
+    let kept: Vec<_> = kept.collect();
+    hub.pull(&name(MODEL), &listing, &kept, &mut |_| ControlFlow::Continue(())).unwrap();
+    let cache = hub.cache();
+    let others = cache.other_files().unwrap();
+    let found: Vec<_> = others.iter().map(|other| (&other.kind, other.files.len(), other.bytes)).collect();
+    let parts = OtherKind::Parts { quant: "Q8_0".to_owned(), count: 2 };
+    assert_eq!(found, [(&parts, 1, 2_000), (&OtherKind::Safetensors, 1, 900)]);
+    assert!(others.iter().all(|other| other.repository == MODEL && other.commit == COMMIT));
+    assert_eq!(cache.models().unwrap().len(), 1);
+
+    assert_eq!(cache.remove(&name(&format!("{MODEL}:q8_0"))).unwrap(), 2_000);
+    assert_eq!(cache.other_files().unwrap().len(), 1);
+    let again = cache.remove(&name(&format!("{MODEL}:Q8_0")));
+    assert!(matches!(again, Err(HubError::NotCached { .. })), "{again:?}");
+    assert_eq!(cache.models().unwrap().len(), 1, "the model of another label stays");
+    cache.remove(&name(MODEL)).unwrap();
+    assert_eq!(cache.other_files().unwrap(), []);
 }

@@ -25,7 +25,7 @@ use super::partial::{PartialDownload, PartialFiles};
 use super::revisions::{
     MAX_DEPTH, REFS, TEMPORARY, commit_of, commits_in, entries, is_plain, revision_of, revisions,
 };
-use super::selection::{ModelChoice, choices, find_choice};
+use super::selection::{ModelChoice, choices, find_choice, incomplete};
 
 /// A cache of models.
 #[derive(Clone, Debug)]
@@ -47,6 +47,37 @@ pub struct CachedFile {
     pub sha256: Option<String>,
     /// Whether the content is in a cache of Hugging Face's libraries.
     pub is_shared: bool,
+}
+
+/// Files in the cache that take space and that no command can run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherFiles {
+    /// `ORG/REPO`.
+    pub repository: String,
+    /// The commit.
+    pub commit: String,
+    /// As [`CachedModel::revision`].
+    pub revision: Option<String>,
+    /// What they are.
+    pub kind: OtherKind,
+    /// The files.
+    pub files: Vec<CachedFile>,
+    /// Their total size.
+    pub bytes: u64,
+}
+
+/// What [`OtherFiles`] are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OtherKind {
+    /// Parts of a model in several files, of which others were not downloaded.
+    Parts {
+        /// The type of quantization, or the name of the file.
+        quant: String,
+        /// The number of all parts.
+        count: usize,
+    },
+    /// What `quadriga convert` makes a model of, with the files beside it.
+    Safetensors,
 }
 
 /// A model in the cache.
@@ -204,6 +235,29 @@ impl ModelCache {
         Ok(found)
     }
 
+    /// What takes space in this cache beside models and downloads that were not completed.
+    pub fn other_files(&self) -> HubResult<Vec<OtherFiles>> {
+        let mut found = Vec::new();
+        for (owner, folder) in entries(&self.root.join("hub")) {
+            for (name, folder) in entries(&folder) {
+                let commits = commits_in(&folder);
+                for commit in &commits {
+                    let others = others_in(&folder.join(commit))?;
+                    found.extend(others.into_iter().map(|(kind, files)| OtherFiles {
+                        repository: format!("{owner}/{name}"),
+                        commit: commit.clone(),
+                        revision: revision_of(&folder.join(REFS), &commits, commit),
+                        kind,
+                        bytes: files.iter().map(|file| file.bytes).sum(),
+                        files,
+                    }));
+                }
+            }
+        }
+        found.sort_by(|a, b| (&a.repository, &a.commit).cmp(&(&b.repository, &b.commit)));
+        Ok(found)
+    }
+
     /// The downloads that were not completed.
     pub fn partial_downloads(&self) -> Vec<PartialDownload> {
         let files = PartialFiles::all(&self.root.join("blobs"));
@@ -344,6 +398,21 @@ pub(super) fn models_in(folder: &Path, repository: &str, commit: &str) -> HubRes
             bytes: choice.bytes,
         })
         .collect())
+}
+
+/// Parts of models and safetensors in a folder of a commit.
+pub(super) fn others_in(folder: &Path) -> HubResult<Vec<(OtherKind, Vec<CachedFile>)>> {
+    let files = files_below(folder)?.into_iter();
+    let files: Vec<CachedFile> = files.filter_map(|(name, path)| cached_file(name, path)).collect();
+    let parts = incomplete(&files, |file| &file.name, |file| file.bytes).into_iter();
+    let mut found: Vec<_> = parts
+        .map(|(count, choice)| (OtherKind::Parts { quant: choice.quant, count }, choice.files))
+        .collect();
+    if files.iter().any(|file| file.name.ends_with(".safetensors")) {
+        let files = files.into_iter().filter(|file| !file.name.ends_with(".gguf")).collect();
+        found.push((OtherKind::Safetensors, files));
+    }
+    Ok(found)
 }
 
 fn cached_file(name: String, path: PathBuf) -> Option<CachedFile> {

@@ -25,7 +25,7 @@ mod revisions;
 mod selection;
 mod settings;
 
-pub use cache::{CachedFile, CachedModel, DEFAULT, ModelCache};
+pub use cache::{CachedFile, CachedModel, DEFAULT, ModelCache, OtherFiles, OtherKind};
 #[cfg(feature = "network")]
 pub use choosing::ChosenModel;
 #[cfg(feature = "network")]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use quadriga_llm::default_model::SMOLLM2;
 
-use super::cache::{CachedFile, DEFAULT, ModelCache, files_below, models_in};
+use super::cache::{CachedFile, DEFAULT, ModelCache, OtherKind, files_below, models_in, others_in};
 use super::error::{HubError, HubResult, io_error};
 use super::locks;
 use super::name::RepositoryName;
@@ -59,6 +59,11 @@ impl ModelCache {
             for file in
                 find_choice(&choices, quant, |file| &file.name).iter().flat_map(|choice| &choice.files)
             {
+                fs::remove_file(&file.path).map_err(io_error("remove", &file.path))?;
+                removed = true;
+            }
+            // Parts whose others were not downloaded are no model, and of no use.
+            for file in parts_of(&folder, quant)? {
                 fs::remove_file(&file.path).map_err(io_error("remove", &file.path))?;
                 removed = true;
             }
@@ -160,6 +165,19 @@ fn choices_in(folder: &Path, name: &RepositoryName, commit: &str) -> HubResult<V
     let models = models_in(folder, &name.path(), commit)?.into_iter();
     Ok(models
         .map(|model| ModelChoice { quant: model.quant, files: model.files, bytes: model.bytes })
+        .collect())
+}
+
+/// The parts in a folder of a commit of models that are not complete, by their type of quantization.
+fn parts_of(folder: &Path, wanted: &str) -> HubResult<Vec<CachedFile>> {
+    let is_wanted = |kind: &OtherKind| match kind {
+        OtherKind::Parts { quant, .. } => quant.eq_ignore_ascii_case(wanted),
+        OtherKind::Safetensors => false,
+    };
+    Ok(others_in(folder)?
+        .into_iter()
+        .filter(|(kind, _)| is_wanted(kind))
+        .flat_map(|(_, files)| files)
         .collect())
 }
 

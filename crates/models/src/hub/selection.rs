@@ -54,6 +54,34 @@ pub fn choices<F: Clone>(
     name: impl Fn(&F) -> &str,
     bytes: impl Fn(&F) -> u64,
 ) -> Vec<ModelChoice<F>> {
+    let mut found: Vec<ModelChoice<F>> = groups(files, name, bytes)
+        .into_iter()
+        .filter(|(parts, choice)| *parts == Some(choice.files.len()))
+        .map(|(_, choice)| choice)
+        .collect();
+    found.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.quant.cmp(&b.quant)));
+    found
+}
+
+/// The models of which there are some parts only, each with the number of its parts.
+pub(super) fn incomplete<F: Clone>(
+    files: &[F],
+    name: impl Fn(&F) -> &str,
+    bytes: impl Fn(&F) -> u64,
+) -> Vec<(usize, ModelChoice<F>)> {
+    let groups = groups(files, name, bytes).into_iter();
+    groups
+        .filter_map(|(parts, choice)| parts.map(|parts| (parts, choice)))
+        .filter(|(parts, choice)| *parts > choice.files.len())
+        .collect()
+}
+
+/// The models, complete or not, with the number of their parts; `None` where the names of the parts contradict each other.
+fn groups<F: Clone>(
+    files: &[F],
+    name: impl Fn(&F) -> &str,
+    bytes: impl Fn(&F) -> u64,
+) -> Vec<(Option<usize>, ModelChoice<F>)> {
     let mut groups: BTreeMap<String, Vec<(u32, u32, &F)>> = BTreeMap::new();
     for file in files {
         let path = name(file);
@@ -73,18 +101,17 @@ pub fn choices<F: Clone>(
     let mut found = Vec::new();
     for (path, mut parts) in groups {
         parts.sort_by_key(|(number, ..)| *number);
-        if parts.iter().any(|(_, count, _)| *count as usize != parts.len()) {
-            continue;
-        }
+        let count = parts.first().map_or(0, |(_, count, _)| *count);
+        let count = parts.iter().all(|(_, other, _)| *other == count).then_some(count as usize);
         let stem = path.strip_suffix(".gguf").unwrap_or(&path);
         let stem = stem.rsplit_once("-00001-of-").map_or(stem, |(stem, _)| stem);
-        found.push(ModelChoice {
+        let choice = ModelChoice {
             quant: quant_of(stem).unwrap_or_else(|| stem.to_owned()),
             bytes: parts.iter().map(|(.., file)| bytes(file)).sum(),
             files: parts.into_iter().map(|(.., file)| file.clone()).collect(),
-        });
+        };
+        found.push((count, choice));
     }
-    found.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.quant.cmp(&b.quant)));
     found
 }
 
@@ -156,6 +183,10 @@ mod tests {
             "c-Q5_K-00001-of-00003.gguf",
         ];
         assert_eq!(of(&names), [("Q8_0".to_owned(), 2), ("Q4_0".to_owned(), 1)]);
+        let incomplete = incomplete(&names, |name| name, |_| 1);
+        let found: Vec<_> =
+            incomplete.iter().map(|(parts, choice)| (*parts, choice.quant.as_str())).collect();
+        assert_eq!(found, [(3, "Q5_K")]);
     }
 
     #[test]
