@@ -27,6 +27,7 @@ mod states;
 mod streaming;
 mod switching;
 mod traits;
+mod uploads;
 mod values;
 mod weights;
 mod wrong_plans;
