@@ -12,6 +12,7 @@ use quadriga_runtime::{
 use quadriga_sim::{FaultPoint, Sim};
 
 use crate::common::{host, numbers};
+use crate::misbehaving::Misbehaving;
 
 /// Streams every weight that can be streamed.
 const ALWAYS: WeightStreaming = WeightStreaming { operations_per_byte: 0, min_operations: 0 };
@@ -421,4 +422,44 @@ fn a_weight_that_two_routers_read_is_copied_whole() {
         run(&mut plan.session().unwrap(), 3).unwrap()
     };
     assert_eq!(results(Some(ALWAYS)), results(None));
+}
+
+/// Experts named by a tensor that no device can look at before it copies: an input, or a part of one that it computes.
+#[test]
+fn experts_that_are_not_known_on_the_device_are_copied_with_all_others() {
+    let experts = |ids: &dyn for<'g> Fn(&'g GraphBuilder) -> Value<'g>| {
+        let g = GraphBuilder::new();
+        let x = g.input("x", DType::F32, [3, 1, WIDTH]);
+        let data = numbers(&mut Rng::new(2), 6 * 4 * WIDTH);
+        let w = g.weight("experts.w", Weight::with_data(DType::F32, [6, 4, WIDTH], data));
+        g.output("y", w.mul_mat_id(x, ids(&g)));
+        g.finish().unwrap()
+    };
+    let computed = experts(&|g| g.input("scores", DType::F32, [3, 6]).top_k(2));
+    let given = experts(&|g| g.input("ids", DType::I32, [3, 2]));
+    let part = experts(&|g| g.input("scores", DType::F32, [3, 6]).top_k(4).slice(1, 0, 2));
+    for (graph, selected) in [(computed, true), (given, false), (part, false)] {
+        let plan = scheduler(device(), Some(ALWAYS)).plan(&graph).unwrap();
+        let copies = &plan.splits().copies;
+        assert!(!copies.is_empty());
+        assert!(copies.iter().all(|copy| copy.selected_by.is_some() == selected), "{copies:?}");
+    }
+}
+
+/// A device whose queue has only what every queue has by default copies whole weights, and times whole programs.
+#[test]
+fn a_device_that_copies_no_slices_copies_whole_weights() {
+    let graph = FOUR.graph(&mut Rng::new(5));
+    let plain: Arc<dyn Backend> = Arc::new(Misbehaving::new(device()));
+    let mut streamed = scheduler(plain, Some(ALWAYS)).plan(&graph).unwrap().session().unwrap();
+    let mut kept = scheduler(device(), None).plan(&graph).unwrap().session().unwrap();
+    assert_eq!(run(&mut streamed, FOUR.tokens).unwrap(), run(&mut kept, FOUR.tokens).unwrap());
+    let x = vec![0.5f32; FOUR.tokens * WIDTH];
+    let [y, same] = [&mut streamed, &mut kept].map(|session| {
+        session.set("x", &x).unwrap();
+        let trace = session.debug().trace(Detail::Operations).unwrap();
+        assert!(!trace.splits.is_empty());
+        session.read::<f32>("y").unwrap()
+    });
+    assert_eq!(y, same);
 }

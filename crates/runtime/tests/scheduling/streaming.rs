@@ -1,8 +1,10 @@
 //! Weight streaming: host-resident weights and caches that a device reads through copies.
 
+use std::sync::Arc;
+
 use quadriga_conformance::Rng;
-use quadriga_graph::{AttentionOptions, DType, Graph, GraphBuilder, Op, TensorId, TensorKind, Weight};
-use quadriga_runtime::{Reason, Scheduler, WeightStreaming};
+use quadriga_graph::{AttentionOptions, DType, Graph, GraphBuilder, Op, TensorId, TensorKind, Value, Weight};
+use quadriga_runtime::{Backend, Reason, Scheduler, WeightStreaming};
 
 use quadriga_sim::Sim;
 
@@ -186,4 +188,77 @@ fn scratch_memory_is_planned_like_tensors_and_shared_with_none() {
     let needed = with(1 << 12).plan(&graph).unwrap().bytes()[0].total();
     assert!(with(1 << 12).budget(0, needed).plan(&graph).unwrap().streams_weights());
     assert!(!with(1 << 12).budget(0, needed - 1).plan(&graph).unwrap().streams_weights());
+}
+
+#[test]
+fn weights_are_streamed_to_the_first_asynchronous_device_with_memory_of_its_own() {
+    let graph = chain(3);
+    let streams_to = |backends: [Arc<dyn Backend>; 3]| {
+        let weights_on = backends.iter().position(|backend| backend.memory().host).unwrap();
+        let scheduler = Scheduler::new(backends)
+            .place(move |name| name.starts_with('w').then_some(weights_on))
+            .weight_streaming(Some(ALWAYS));
+        let plan = scheduler.plan(&graph).unwrap();
+        let streams = |node| {
+            let decision = plan.decision(node).unwrap();
+            matches!(decision.reason, Reason::Streams { .. }).then_some(decision.backend)
+        };
+        let mut to: Vec<usize> = graph.node_ids().filter_map(streams).collect();
+        to.dedup();
+        to
+    };
+    let synchronous = || Sim::new("synchronous").synchronous().build();
+    let shares_memory = || Sim::new("shares memory").host().build();
+    assert_eq!(streams_to([host("cpu"), device("a"), device("b")]), [1]);
+    assert_eq!(streams_to([synchronous(), device("a"), host("cpu")]), [1]);
+    assert_eq!(streams_to([host("cpu"), shares_memory(), device("a")]), [2]);
+    assert!(streams_to([host("cpu"), synchronous(), shares_memory()]).is_empty());
+}
+
+#[test]
+fn a_weight_that_cannot_be_copied_from_its_data_is_not_streamed() {
+    let streams = |build: &dyn for<'g> Fn(&'g GraphBuilder, Value<'g>)| {
+        let g = GraphBuilder::new();
+        build(&g, g.input("x", DType::F32, [4, 8]));
+        scheduler(Some(ALWAYS)).plan(g.finish().unwrap()).unwrap().streams_weights()
+    };
+    let weight = || Weight::with_data(DType::F32, [8, 8], numbers(&mut Rng::new(1), 64));
+    assert!(streams(&|g, x| g.output("y", g.weight("w", weight()).mul_mat(x))));
+    assert!(!streams(&|g, x| g.output("y", g.weight("w", Weight::new(DType::F32, [8, 8])).mul_mat(x))));
+    // A backend that packs it would not find a part of it.
+    assert!(!streams(&|g, x| {
+        let w = g.weight("w", weight());
+        g.output("y", w.mul_mat(x));
+        g.output("first", w.slice(0, 0, 1).mul_mat(x));
+    }));
+    assert!(!streams(&|g, x| {
+        let constant = g.constant("w", DType::F32, [8, 8], numbers(&mut Rng::new(1), 64));
+        g.output("y", constant.mul_mat(x));
+    }));
+}
+
+#[test]
+fn a_quarter_of_the_work_of_sparse_matmuls_counts() {
+    // 16 tokens, 64 neurons, 8 columns.
+    let (tokens, neurons, width) = (16u64, 64u64, 8u64);
+    let sparse = |into_neurons: bool| {
+        let g = GraphBuilder::new();
+        let data = numbers(&mut Rng::new(1), 64 * 8);
+        let w = g.weight("w", Weight::with_data(DType::F32, [64, 8], data));
+        let gates = g.input("gates", DType::F32, [16, 64]);
+        let y = match into_neurons {
+            true => w.mul_mat_sparse(g.input("x", DType::F32, [16, 8]), gates, None),
+            false => w.axpy_sparse(gates),
+        };
+        g.output("y", y);
+        g.finish().unwrap()
+    };
+    let operations = 2 * tokens * neurons * width / 4;
+    for graph in [sparse(true), sparse(false)] {
+        let streams = |min_operations| {
+            let streaming = WeightStreaming { operations_per_byte: 0, min_operations };
+            scheduler(Some(streaming)).plan(&graph).unwrap().streams_weights()
+        };
+        assert!(streams(operations) && !streams(operations + 1));
+    }
 }
