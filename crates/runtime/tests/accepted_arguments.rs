@@ -21,12 +21,24 @@ fn a_scheduler_takes_backends_and_graphs_in_many_forms() {
     let scheduler = Scheduler::new(backends);
     let names: Vec<&str> = scheduler.backends().iter().map(|backend| backend.name()).collect();
     assert_eq!(names, ["a", "b", "c"]);
+    let same = Scheduler::new(scheduler.backends());
+    assert!(same.backends().iter().map(|backend| backend.name()).eq(names));
     let shared = Arc::new(squares());
     let fingerprint = shared.fingerprint();
     assert_eq!(scheduler.plan(&shared).unwrap().graph().fingerprint(), fingerprint);
     assert_eq!(scheduler.plan(&*shared).unwrap().graph().fingerprint(), fingerprint);
     assert_eq!(scheduler.plan(shared).unwrap().graph().fingerprint(), fingerprint);
     assert_eq!(scheduler.plan(squares()).unwrap().graph().fingerprint(), fingerprint);
+}
+
+#[test]
+fn a_new_budget_takes_the_place_of_that_of_the_same_backend_only() {
+    let scheduler = Scheduler::new([Sim::new("a").build(), Sim::new("b").build()]);
+    assert_eq!([scheduler.budget_of(0), scheduler.budget_of(1)], [None; 2]);
+    let scheduler = scheduler.budget(0, 10).budget(1, 20).budget(0, 1000);
+    assert_eq!([scheduler.budget_of(0), scheduler.budget_of(1)], [Some(1000), Some(20)]);
+    assert!(scheduler.plan(squares()).is_ok());
+    assert!(matches!(scheduler.budget(0, 10).plan(squares()), Err(RuntimeError::OverBudget(_))));
 }
 
 #[test]

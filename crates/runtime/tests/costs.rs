@@ -45,6 +45,22 @@ fn matmuls_count_multiplications_additions_and_weights_in_their_own_type() {
 }
 
 #[test]
+fn sparse_matmuls_count_all_rows_and_sums_of_experts_every_element() {
+    // Three tokens, five neurons, eight columns.
+    let sparse = cost(|g| {
+        let (x, gates) = (f32s(g, "x", [3, 8]), f32s(g, "gates", [3, 5]));
+        g.weight("w", Weight::new(DType::F32, [5, 8])).mul_mat_sparse(x, gates, None)
+    });
+    assert_eq!(sparse, (3 * 5 * 2 * 8, 4 * (5 * 8 + 3 * 8 + 3 * 5 + 3 * 5)));
+    let sums =
+        cost(|g| g.weight("w", Weight::new(DType::F32, [5, 8])).axpy_sparse(f32s(g, "factors", [3, 5])));
+    assert_eq!(sums, (3 * 8 * 2 * 5, 4 * (5 * 8 + 3 * 5 + 3 * 8)));
+    // Two experts for each of three tokens, multiplied and added.
+    let experts = cost(|g| f32s(g, "x", [3, 2, 8]).sum_experts(f32s(g, "weights", [3, 2])));
+    assert_eq!(experts.0, 3 * 2 * 8 * 2);
+}
+
+#[test]
 fn attention_counts_scores_and_weighted_values() {
     // Six heads of five queries over seven keys of eight elements, values of four.
     let attention = cost(|g| {
@@ -217,4 +233,5 @@ fn time_is_that_of_memory_or_of_arithmetic_in_the_weights_type() {
     let (cpu, gpu) = (of(DeviceKind::Cpu), of(DeviceKind::Gpu));
     assert_eq!(cpu, of(DeviceKind::Simulated));
     assert!(gpu.read > 10.0 * cpu.read && gpu.int8 > gpu.f32 && !gpu.measured && cpu.link > 0.0);
+    assert!(gpu.launch > cpu.launch, "a kernel takes longer to start than a barrier of threads");
 }

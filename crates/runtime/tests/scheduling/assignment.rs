@@ -203,3 +203,25 @@ fn an_error_over_budget_counts_the_weights_that_would_fit() {
     assert!(text.contains("700 B more than the budget of"), "{text}");
     assert!(text.contains("7 of its 10 weights (1.8 KiB) would fit"), "{text}");
 }
+
+#[test]
+fn weights_after_one_that_does_not_fit_are_not_counted() {
+    let g = GraphBuilder::new();
+    let mut x = g.input("x", DType::F32, [1, 64]);
+    for (name, rows) in [("first", 16), ("large", 64), ("last", 16)] {
+        let data = vec![0.1f32; rows * 64];
+        let product = g.weight(name, Weight::with_data(DType::F32, [rows, 64], data.as_slice())).mul_mat(x);
+        x = if rows == 64 { product } else { product.repeat([4, 16]).reshape([1, 64]) };
+    }
+    g.output("y", x);
+    let graph = g.finish().unwrap();
+    let total = Scheduler::new(two()).plan(&graph).unwrap().bytes()[0].total();
+    let fitting = |budget| match Scheduler::new(two()).budget(0, budget).plan(&graph) {
+        Err(RuntimeError::OverBudget(over)) => (over.fitting, over.weight_count, over.fitting_bytes),
+        other => panic!("{:?}", other.err()),
+    };
+    assert_eq!(fitting(total - 1), (2, 3, (16 + 64) * 64 * 4));
+    // There is room for the last one, but not for the large one before it.
+    assert_eq!(fitting(total - 16 * 64 * 4 - 1), (1, 3, 16 * 64 * 4));
+    assert_eq!(fitting(total - (16 + 64) * 64 * 4 - 1), (0, 3, 0));
+}
