@@ -222,3 +222,39 @@ fn k7_a_session_uses_memory_at_a_pointer_of_the_caller() {
     drop(buffer);
     assert_eq!(memory, [[5.0; 64], [6.0; 64], [11.0; 64]].concat());
 }
+
+#[test]
+fn s6_an_input_is_bound_by_its_own_name_and_read_where_it_is() {
+    let backends = [device("a"), device("b")];
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [1, 64]);
+    g.output("same", x);
+    let weight = Weight::with_data(DType::F32, [64, 64], vec![1.0f32; 64 * 64].as_slice());
+    g.output("y", g.weight("w", weight).mul_mat(x));
+    let graph = g.finish().unwrap();
+    let scheduler = Scheduler::new(backends.clone()).place(|name| (name == "w").then_some(1));
+    // The memory of an input is not that of an output, even if the output is the input.
+    let mut session = Session::new(&scheduler).unwrap();
+    session.bind_output("same", region(&backends[1], 64)).unwrap();
+    let error = session.use_graph(&graph).unwrap_err();
+    assert!(matches!(&error, RuntimeError::WrongKind { name, .. } if name == "same"), "{error}");
+    let scheduler = scheduler.pin_name("y", 1);
+    for (number, fits) in [(0, false), (1, true)] {
+        let place = region(&backends[number], 64);
+        put(&place, &[2.0; 64]);
+        let mut session = Session::new(&scheduler).unwrap();
+        session.bind_leaf("x", place).unwrap();
+        match session.use_graph(&graph) {
+            Err(error) => {
+                let text = error.to_string();
+                assert!(matches!(error, RuntimeError::Conflict { what: "input", .. }), "{text}");
+                assert!(!fits && text.contains("memory of a") && text.contains("read on b"), "{text}");
+            }
+            Ok(()) => {
+                assert!(fits);
+                session.run(&[]).unwrap();
+                assert_eq!(session.read::<f32>("y").unwrap(), [128.0; 64]);
+            }
+        }
+    }
+}

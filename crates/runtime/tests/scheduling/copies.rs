@@ -6,7 +6,8 @@ use quadriga_graph::{DType, Graph, GraphBuilder, TensorId};
 use quadriga_runtime::{Backend, Plan, Scheduler};
 use quadriga_sim::{FaultPoint, Sim};
 
-use crate::common::{device, host};
+use crate::common::{chain, chain_input, device, host};
+use crate::misbehaving::Misbehaving;
 
 /// One tensor computed on backend 0, and read by many nodes on backend 1.
 fn fan_out(readers: usize) -> (Graph, Vec<TensorId>) {
@@ -111,4 +112,22 @@ fn a_state_read_on_another_backend_is_copied_again_after_each_write() {
             assert_eq!(session.read::<f32>("after").unwrap(), last);
         }
     }
+}
+
+#[test]
+fn memory_of_the_host_is_locked_once_for_each_asynchronous_device_that_copies_it() {
+    let locks = |first: Arc<dyn Backend>, second: Arc<dyn Backend>| {
+        let devices = [first, second].map(|device| Arc::new(Misbehaving::new(device)));
+        let [a, b] = devices.clone().map(|device| device as Arc<dyn Backend>);
+        // Odd weights are on the host, and even ones by turns on the two devices.
+        let scheduler = Scheduler::new([a, b, host("cpu")]).place(|name| {
+            let number: usize = name.strip_prefix("w.")?.parse().ok()?;
+            Some([0, 2, 1, 2][number % 4])
+        });
+        let mut session = scheduler.plan(chain(8)).unwrap().session().unwrap();
+        session.run(&[("x", &chain_input())]).unwrap();
+        devices.map(|device| device.locks())
+    };
+    assert_eq!(locks(device("a"), device("b")), [1, 1]);
+    assert_eq!(locks(device("a"), host("b")), [1, 0]);
 }

@@ -1,5 +1,6 @@
 //! A device that breaks the rules of a backend.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -17,16 +18,29 @@ pub(crate) struct Misbehaving {
     asked: AtomicUsize,
     /// The number of the run that panics; 0 for none. Counts down.
     panics: Arc<AtomicUsize>,
+    /// How often memory of the host was locked for it.
+    locks: AtomicUsize,
 }
 
 impl Misbehaving {
     pub(crate) fn new(device: Arc<dyn Backend>) -> Misbehaving {
-        Misbehaving { device, growth: 0, asked: AtomicUsize::new(0), panics: Arc::default() }
+        Misbehaving {
+            device,
+            growth: 0,
+            asked: AtomicUsize::new(0),
+            panics: Arc::default(),
+            locks: AtomicUsize::new(0),
+        }
     }
 
     /// Wants so many bytes more for a tensor each time it is asked: no plan is right when it is checked.
     pub(crate) fn growth(self, growth: usize) -> Misbehaving {
         Misbehaving { growth, ..self }
+    }
+
+    /// How many buffers of the host were locked for it so far.
+    pub(crate) fn locks(&self) -> usize {
+        self.locks.load(Ordering::Relaxed)
     }
 
     /// The n-th program from now on panics when it is run.
@@ -58,6 +72,11 @@ impl Backend for Misbehaving {
 
     fn staging(&self, bytes: usize) -> Result<Arc<dyn Buffer>, BackendError> {
         self.device.staging(bytes)
+    }
+
+    fn lock(&self, _: &Arc<dyn Buffer>) -> Option<Box<dyn Any + Send + Sync>> {
+        self.locks.fetch_add(1, Ordering::Relaxed);
+        None
     }
 
     fn supports(&self, graph: &Graph, node: NodeId) -> Result<(), Refusal> {

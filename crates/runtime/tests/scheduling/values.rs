@@ -1,9 +1,10 @@
 //! Values in a tensor's own type, conversions from and to f32, and outputs found by name or id.
 
-use quadriga_graph::{DType, Graph, GraphBuilder};
+use quadriga_conformance::Rng;
+use quadriga_graph::{DType, Graph, GraphBuilder, Weight};
 use quadriga_runtime::{RuntimeError, Scheduler, Session, bf16, f16};
 
-use crate::common::{device, host};
+use crate::common::{chain_input, device, host, numbers};
 
 /// An input of each float type, each an output in its own type and in another.
 fn graph() -> Graph {
@@ -112,4 +113,43 @@ fn outputs_are_found_by_their_name_their_tensor_or_id() {
     let empty = Session::new(&Scheduler::new(host("cpu"))).unwrap();
     assert!(matches!(empty.outputs(), Err(RuntimeError::NoPlan)));
     assert!(matches!(empty.output("y"), Err(RuntimeError::NoPlan)));
+}
+
+/// Staging memory of an earlier read is used again only if it is large enough and of the same device.
+#[test]
+fn outputs_of_any_size_and_device_are_read_without_waiting() {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [4, 8]);
+    let w = |name: &str| g.weight(name, Weight::with_data(DType::F32, [8, 8], numbers(&mut Rng::new(3), 64)));
+    let (here, there) = (w("here").mul_mat(x), w("there").mul_mat(x));
+    let outputs = [
+        ("large here", here),
+        ("large there", there),
+        ("small here", here.slice(0, 0, 1).sqr()),
+        ("small there", there.slice(0, 0, 1).sqr()),
+    ];
+    outputs.into_iter().for_each(|(name, value)| g.output(name, value));
+    let plan = Scheduler::new([device("a"), device("b")])
+        .place(|name| Some((name == "there").into()))
+        .plan(g.finish().unwrap())
+        .unwrap();
+    let mut session = plan.session().unwrap();
+    session.run(&[("x", &chain_input())]).unwrap();
+    for reads in [
+        ["small here", "large there"],
+        ["small there", "large here"],
+        ["large here", "large there"],
+        ["large there", "small there"],
+        ["small there", "small here"],
+        ["large here", "small there"],
+    ] {
+        let expected: Vec<u8> = reads.iter().flat_map(|name| session.read::<u8>(name).unwrap()).collect();
+        // Both slots for pending reads are used in turn.
+        for _ in 0..2 {
+            let pending = session.read_async(&reads).unwrap();
+            let mut bytes = vec![0; expected.len()];
+            session.finish_read(pending, &mut bytes).unwrap();
+            assert_eq!(bytes, expected, "{reads:?}");
+        }
+    }
 }
