@@ -269,3 +269,60 @@ fn x14_sessions_that_compete_for_the_last_memory_keep_what_worked() {
     });
     assert_eq!(a.used_bytes(), 0);
 }
+
+#[test]
+fn a_known_plan_that_cannot_be_compiled_again_is_kept() {
+    let sim = Sim::new("a").device();
+    let mut session = Session::new(&Scheduler::new(sim.clone()).check_plans(false)).unwrap();
+    let small = |session: &mut Session, known: bool| {
+        session.prepare(1, || {
+            assert!(!known, "the graph is kept");
+            Ok::<_, RuntimeError>(wide(1))
+        })
+    };
+    small(&mut session, false).unwrap();
+    // The arena grows, so that the small plan has to be compiled again.
+    session.prepare(2, || Ok::<_, RuntimeError>(wide(1000))).unwrap();
+    sim.fail(FaultPoint::Compile, 0);
+    assert!(small(&mut session, true).is_err());
+    small(&mut session, true).unwrap();
+    assert!(run_wide(&mut session, 1).is_ok());
+}
+
+/// A node that is given an index out of its bounds is named, with its split, wherever it runs.
+#[test]
+fn a_node_with_bad_data_is_named_with_its_split() {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [4, 8]);
+    let weight = |name: &str| {
+        let data: Vec<f32> = (0..64).map(|i| i as f32 / 64.0).collect();
+        g.weight(name, Weight::with_data(DType::F32, [8, 8], data.as_slice()))
+    };
+    let first = weight("w0").mul_mat(x);
+    let rows = weight("w1").get_rows(g.input("ids", DType::I32, [4])).named("looked up");
+    g.output("y", weight("v1").mul_mat(first.add(rows)));
+    let graph = g.finish().unwrap();
+    let cpu = || -> Arc<dyn Backend> { Arc::new(quadriga_cpu::Backend::new().unwrap()) };
+    for second in [cpu(), Sim::new("b").build(), Sim::new("b").synchronous().build()] {
+        let backend = second.name().to_owned();
+        let scheduler = Scheduler::new([Sim::new("a").build(), second])
+            .place(|name| Some((name.ends_with('1') || name == "ids").into()));
+        let plan = scheduler.plan(&graph).unwrap();
+        let node = graph.node_ids().find(|node| graph.node_name(*node).contains("looked up")).unwrap();
+        let expected = plan.splits().split_of_node[node.index()] as usize;
+        let mut session = plan.session().unwrap();
+        let run =
+            |session: &mut Session, id: i32| session.run(&[("x", &[1.0f32; 32]), ("ids", &[0, 1, id, 2])]);
+        run(&mut session, 3).unwrap();
+        let error = run(&mut session, 8).unwrap_err();
+        let RuntimeError::Device { backend: found, split, node: name, .. } = &error else {
+            panic!("{error}")
+        };
+        assert_eq!(
+            (found, split, name),
+            (&backend, &Some(expected), &Some(graph.node_name(node))),
+            "{error}"
+        );
+        run(&mut session, 7).unwrap();
+    }
+}

@@ -8,7 +8,7 @@ use quadriga_runtime::{
 };
 use quadriga_sim::Sim;
 
-use crate::common::{device, host};
+use crate::common::{chain, device, host};
 
 fn cpu() -> Arc<dyn Backend> {
     Arc::new(quadriga_cpu::Backend::builder().threads(2).build().unwrap())
@@ -231,4 +231,18 @@ fn s6_pins_by_name_hold_for_graphs_that_are_rebuilt() {
     }
     let wrong = Scheduler::new([device("a")]).pin_name("x", 1).plan(build(1).unwrap());
     assert!(matches!(wrong, Err(RuntimeError::UnknownBackend { index: 1, .. })));
+}
+
+#[test]
+fn a_weight_or_input_is_found_where_it_is_read() {
+    let plan = Scheduler::new([device("a"), device("b")])
+        .place(|name| Some((name > "w.1").into()))
+        .plan(chain(4))
+        .unwrap();
+    let session = plan.session().unwrap();
+    for (name, backend) in [("w.0", "a"), ("w.1", "a"), ("w.2", "b"), ("w.3", "b"), ("x", "a"), ("y", "b")] {
+        let found = session.tensor(name).unwrap().unwrap();
+        assert_eq!((found.backend.name(), found.region.buffer.backend()), (backend, backend), "{name}");
+    }
+    assert!(session.tensor("nothing").unwrap().is_none());
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use quadriga_conformance::Rng;
-use quadriga_graph::{DType, Graph, GraphBuilder};
+use quadriga_graph::{DType, Graph, GraphBuilder, Shape};
 use quadriga_runtime::{Backend, RuntimeError, Scheduler, Session, SnapshotError, WeightStreaming};
 use quadriga_sim::{FaultPoint, Sim};
 
@@ -387,4 +387,24 @@ fn saved_ranges_must_be_in_order_and_inside_their_state() {
         );
     }
     session.restore_state(bytes.as_slice()).unwrap();
+}
+
+#[test]
+fn states_of_every_rank_are_saved_and_restored() {
+    let g = GraphBuilder::new();
+    let shapes: [&[usize]; 4] = [&[6], &[2, 3], &[1, 2, 3], &[3, 1, 2, 1]];
+    for (rank, dims) in (1..).zip(shapes) {
+        let state = g.state(&format!("s{rank}"), DType::F32, Shape::new(dims).unwrap());
+        g.output(&format!("y{rank}"), state.scale(2.0).copy_into(state));
+    }
+    let mut session = Scheduler::new(device("a")).plan(g.finish().unwrap()).unwrap().session().unwrap();
+    for rank in 1..=4 {
+        session.write_state(&format!("s{rank}"), &[rank as f32; 6]).unwrap();
+    }
+    let saved = session.state_bytes().unwrap();
+    session.run(&[]).unwrap();
+    session.restore_state(saved.as_slice()).unwrap();
+    for rank in 1..=4 {
+        assert_eq!(session.read_state::<f32>(&format!("s{rank}")).unwrap(), [rank as f32; 6]);
+    }
 }

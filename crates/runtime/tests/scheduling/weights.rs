@@ -379,3 +379,79 @@ fn a_graph_that_fails_leaves_neither_weights_nor_states() {
         }
     }
 }
+
+#[test]
+fn of_very_many_keys_for_one_graph_the_last_is_known_and_those_of_other_graphs_are_kept() {
+    let mut session = Session::new(&Scheduler::new(host("cpu")).check_plans(false)).unwrap();
+    let mut built = Vec::new();
+    let mut prepare = |key: u64, value: f32| {
+        session
+            .prepare(key, || {
+                built.push(key);
+                Ok::<_, RuntimeError>(model(value, false))
+            })
+            .unwrap();
+        assert_eq!(run(&mut session), 64.0 * value);
+    };
+    prepare(1000, 1.0);
+    for key in 0..100 {
+        prepare(key, 2.0);
+        prepare(key, 2.0);
+    }
+    prepare(1000, 1.0);
+    assert_eq!(built, [1000].into_iter().chain(0..100).collect::<Vec<u64>>());
+}
+
+#[test]
+fn a_weight_that_is_still_to_be_set_survives_the_failure_of_another_graph() {
+    let sim = Sim::new("sim").device();
+    let mut session = Session::new(&Scheduler::new(sim.clone())).unwrap();
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [1, N]);
+    g.output("y", g.weight("own", Weight::new(DType::F32, [N, N])).mul_mat(x));
+    session.use_graph(g.finish().unwrap()).unwrap();
+    sim.fail(FaultPoint::Compile, 0);
+    assert!(session.use_graph(model(1.0, false)).is_err());
+    let bytes: Vec<u8> = [2.0f32; N * N].iter().flat_map(|value| value.to_ne_bytes()).collect();
+    session.set_weight("own", &bytes).unwrap();
+    assert_eq!(run(&mut session), 128.0);
+}
+
+#[test]
+fn a_weight_in_a_layout_for_more_uses_takes_the_place_of_the_earlier_one() {
+    let used_after = |graphs: &[bool]| {
+        let sim = Sim::new("packs").packs_weights().device();
+        let mut session = Session::new(&Scheduler::new(sim.clone())).unwrap();
+        // The graphs share their data, and with it the weight.
+        let more = model(3.0, true);
+        let data = more.data(more.leaf("w").unwrap()).unwrap().clone();
+        let g = GraphBuilder::new();
+        let w = g.weight("w", Weight::with_data(DType::F32, [N, N], data));
+        g.output("y", w.mul_mat(g.input("x", DType::F32, [1, N])));
+        let few = g.finish().unwrap();
+        for graph in graphs {
+            session.use_graph(if *graph { &more } else { &few }).unwrap();
+            assert_eq!(run(&mut session), 192.0);
+        }
+        sim.used_bytes()
+    };
+    let one_weight = (4 * N * N) as u64;
+    let (alone, both) = (used_after(&[true]), used_after(&[false, true, false]));
+    assert!(both < alone + one_weight, "{both} bytes for both graphs, {alone} for one");
+}
+
+#[test]
+fn a_weight_that_is_read_in_two_places_of_one_operation_is_in_a_layout_for_both() {
+    let g = GraphBuilder::new();
+    let data: Vec<f32> = (0..N * N).map(|i| (i % 13) as f32 / 13.0).collect();
+    let w = g.weight("w", Weight::with_data(DType::F32, [N, N], data.as_slice()));
+    g.output("y", w.mul_mat(g.input("x", DType::F32, [1, N])));
+    g.output("squares", w.mul_mat(w));
+    let graph = g.finish().unwrap();
+    let [plain, packs] = [device("sim"), Sim::new("packs").packs_weights().build()].map(|backend| {
+        let mut session = Scheduler::new(backend).plan(&graph).unwrap().session().unwrap();
+        session.run(&[("x", &[1.0f32; N])]).unwrap();
+        [session.read::<f32>("y").unwrap(), session.read("squares").unwrap()]
+    });
+    assert_eq!(plain, packs);
+}
