@@ -47,6 +47,8 @@ fn the_peak_is_the_first_step_with_the_most_live_bytes() {
             let live = |step: u32| all.iter().filter(move |(_, life, ..)| life.contains(step));
             let bytes = |step: u32| live(step).map(|(_, _, bytes, _)| bytes).sum::<u64>();
             let most = (0..plan.horizon).map(bytes).max().unwrap_or(0);
+            let forecast = &plan.forecast(&graph).backends[backend];
+            assert_eq!(forecast.waste(), plan.arena_bytes(backend) - plan.backends[backend].lower_bound);
             let step = plan.peak_step(backend);
             assert_eq!(step, (0..plan.horizon).find(|step| bytes(*step) == most).unwrap_or(0));
             let said = plan.live_at(backend, step);

@@ -231,7 +231,10 @@ fn g6_with_barriers_memory_is_released_only_at_a_barrier() {
     let steps = barrier_steps(&graph, &[&nodes[..4], &nodes[4..8], &nodes[8..]]).unwrap();
     let together = plan_of(&MemoryRequest { steps: &steps, ..MemoryRequest::new(&graph, &MEMORIES()) });
     assert_eq!(together.arena_bytes(0), 64 + 4 * 128 + 4 * 4);
-    // An order that contradicts the graph is an error.
+    // A node of another graph is an error.
+    let error = barrier_steps(&graph, &[&nodes[..4], &[NodeId::from_index(9)]]);
+    assert!(matches!(error, Err(MemoryError::Length { what: "nodes", expected: 9, found: 10 })), "{error:?}");
+    // So is an order that contradicts the graph.
     let steps = barrier_steps(&graph, &[&nodes[4..8], &nodes[..4], &nodes[8..]]).unwrap();
     let memories = MEMORIES();
     let error =

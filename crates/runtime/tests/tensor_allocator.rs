@@ -343,3 +343,23 @@ fn x7_a_buffer_smaller_than_its_alignment_gap_has_no_room() {
     );
     assert_eq!(allocator.allocate("empty", &tensor_of(0)).unwrap().offset, 16);
 }
+
+#[test]
+fn a8_the_first_of_two_equal_high_water_marks_is_listed() {
+    let tensors = Tensors::up_to(8);
+    let mut allocator = TensorAllocator::measuring(8).unwrap().with_listing();
+    for name in ["first", "second"] {
+        let allocation = allocator.allocate(name, tensors.of(8)).unwrap();
+        allocator.free(&allocation).unwrap();
+    }
+    let names: Vec<&str> = allocator.live_at_high_water().iter().map(|live| live.name.as_str()).collect();
+    assert_eq!((allocator.high_water(), names), (8, vec!["first"]));
+}
+
+#[test]
+fn an_allocator_has_the_alignment_and_the_buffer_of_its_backend() {
+    let allocator = in_heap(64, 16);
+    assert_eq!((allocator.alignment(), allocator.buffer().unwrap().bytes()), (16, 64));
+    let measuring = TensorAllocator::measuring(32).unwrap();
+    assert!(measuring.alignment() == 32 && measuring.buffer().is_none());
+}

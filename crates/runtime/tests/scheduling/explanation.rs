@@ -1,6 +1,9 @@
 //! A plan as data: every storage, split and copy.
 
-use quadriga_runtime::{Cost, Detail, PLAN_SCHEMA, Scheduler, StorageUse};
+use std::sync::Arc;
+
+use quadriga_graph::{DType, GraphBuilder, Weight};
+use quadriga_runtime::{Backend, Cost, Detail, PLAN_SCHEMA, Scheduler, StorageUse};
 use quadriga_sim::Sim;
 
 use crate::common::*;
@@ -76,8 +79,7 @@ fn nodes_splits_and_copies_refer_to_their_storages() {
 #[test]
 fn a_run_can_be_timed_by_operation() {
     let sim = Sim::new("a").node_seconds(2.0).build();
-    let cpu: std::sync::Arc<dyn quadriga_runtime::Backend> =
-        std::sync::Arc::new(quadriga_cpu::Backend::new().unwrap());
+    let cpu: Arc<dyn Backend> = Arc::new(quadriga_cpu::Backend::new().unwrap());
     let plan = Scheduler::new([sim, cpu]).place(|name| Some((name > "w.1").into())).plan(chain(4)).unwrap();
     let mut session = plan.session().unwrap();
     session.set("x", &chain_input()).unwrap();
@@ -99,4 +101,35 @@ fn a_run_can_be_timed_by_operation() {
     nodes.sort_unstable();
     let all: Vec<usize> = plan.splits().nodes_of(split.split).iter().map(|node| node.index()).collect();
     assert_eq!(nodes, all);
+}
+
+#[test]
+fn scratch_memory_is_listed_with_its_split_and_place() {
+    let devices = [Sim::new("a").scratch(100).build(), host("b")];
+    let plan = Scheduler::new(devices).place(|name| Some((name > "w.1").into())).plan(chain(4)).unwrap();
+    let said = plan.explain();
+    let scratches: Vec<_> = said.storages.iter().filter(|s| s.usage == StorageUse::Scratch).collect();
+    let [scratch] = scratches.as_slice() else { panic!("{scratches:?}") };
+    let split = said.splits.iter().position(|split| split.split.backend == 0).unwrap();
+    assert_eq!((scratch.backend, scratch.bytes), (0, 100));
+    assert_eq!(scratch.why, format!("scratch memory of split {split}"));
+    let end = scratch.offset.unwrap() + scratch.bytes;
+    assert!(end <= said.backends[0].chunks[scratch.chunk.unwrap() as usize], "{scratch:?}");
+}
+
+#[test]
+fn weights_that_are_read_where_the_file_has_them_are_listed_as_mapped() {
+    let g = GraphBuilder::new();
+    let rows = g.weight("rows", Weight::with_data(DType::F32, [64, 64], vec![0.5f32; 64 * 64].as_slice()));
+    g.output("y", rows.get_rows(g.input("ids", DType::I32, [2])));
+    let graph = g.finish().unwrap();
+    let cpu: Arc<dyn Backend> = Arc::new(quadriga_cpu::Backend::new().unwrap());
+    for (backend, mapped) in [(cpu, true), (device("a"), false)] {
+        let plan = Scheduler::new(backend).plan(&graph).unwrap();
+        let said = plan.explain();
+        let storage = said.storages.iter().find(|storage| storage.name == "rows").unwrap();
+        assert_eq!((storage.usage, storage.mapped), (StorageUse::Weight, mapped), "{storage:?}");
+        assert_eq!(said.backends[0].bytes.mapped > 0, mapped);
+        assert!(said.storages.iter().all(|storage| storage.end <= said.steps), "{:?}", said.storages);
+    }
 }

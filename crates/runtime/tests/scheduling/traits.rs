@@ -91,6 +91,9 @@ fn k4_k5_nodes_are_compiled_once_and_run_often_or_computed_once() {
         let result = places.last().unwrap();
         let mut queue = backend.queue().unwrap();
         compute_once(&*backend, &split).expect("brings its own scratch memory");
+        let too_small = SplitSource { scratch: Some(region(&*backend, 10)), ..split };
+        compute_once(&*backend, &too_small).expect("brings more scratch memory");
+        let split = SplitSource { scratch: None, ..too_small };
         let scratch = (backend.name() == "scratch").then(|| region(&*backend, 100));
         let split = SplitSource { scratch, ..split };
         let mut program = backend.compile(&split).unwrap();
