@@ -4,7 +4,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 
-use crate::common::{Fixture, output, output_with_input};
+use crate::common::{Fixture, answer_of_run, output, output_with_input, windowed_prompts};
 use serde_json::{Value, json};
 
 fn lines(values: &[Value]) -> String {
@@ -47,6 +47,26 @@ fn results_have_the_order_of_requests_and_do_not_depend_on_their_neighbours() {
     assert_eq!(found[13]["logprobs"].as_array().unwrap()[0]["top"].as_array().unwrap().len(), 2);
     let texts = |out: &str| results(out).iter().map(|result| result["text"].clone()).collect::<Vec<_>>();
     assert_eq!(texts(&run("1")), texts(&together));
+}
+
+#[test]
+fn models_with_sliding_windows_answer_many_as_run_answers_one() {
+    for (architecture, window) in [("gpt-oss", 128), ("gemma3", 512)] {
+        let fixture = Fixture::new(&["--arch", architecture, "--type", "f32"]);
+        let prompts = windowed_prompts(window);
+        let wanted: Vec<Value> = prompts.iter().map(|prompt| answer_of_run(&fixture, prompt)).collect();
+        let requests: Vec<Value> = prompts
+            .iter()
+            .map(|prompt| json!({ "prompt": prompt, "max_tokens": 16, "temperature": 0 }))
+            .collect();
+        // Two at once, too: the others find prefixes of those before them.
+        for flags in [&["-q", "--raw"][..], &["-q", "--raw", "--parallel", "2"]] {
+            let mut command = fixture.command("batch", &["-"]);
+            let done = output_with_input(command.args(flags), lines(&requests).as_bytes()).success();
+            let texts: Vec<Value> = results(&done.out).iter().map(|result| result["text"].clone()).collect();
+            assert_eq!(texts, wanted, "{architecture} {flags:?}");
+        }
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::common::{Fixture, output, quadriga};
+use crate::common::{Fixture, answer_of_run, output, quadriga, windowed_prompts};
 use serde_json::{Value, json};
 
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
@@ -278,6 +278,29 @@ fn models_of_a_folder_are_loaded_when_they_are_named() {
     assert!(answer["error"]["message"].as_str().unwrap().contains("damaged.gguf"), "{answer}");
     assert_eq!(server.post("/models/load", &json!({ "model": "none" })).0, 404);
     assert_eq!(server.post("/models/unload", &json!({ "model": "text" })).0, 200);
+}
+
+/// Layers with a window have pages of their own, of which several requests use some at once; and prefixes are found with them.
+#[test]
+fn models_with_sliding_windows_answer_many_as_run_answers_one() {
+    for (architecture, window) in [("gpt-oss", 128), ("gemma3", 512)] {
+        let fixture = Fixture::new(&["--arch", architecture, "--type", "f32"]);
+        let prompts = windowed_prompts(window);
+        let wanted: Vec<Value> = prompts.iter().map(|prompt| answer_of_run(&fixture, prompt)).collect();
+        let server = Running::start(&mut fixture.command("serve", &["--port", "0"]));
+        let body = |prompt: &str| json!({ "prompt": prompt, "n_predict": 16, "temperature": 0 }).to_string();
+        // The second time, prefixes of all of them are there.
+        for round in 0..2 {
+            let streams: Vec<TcpStream> =
+                prompts.iter().map(|prompt| server.send("POST", "/completion", "", &body(prompt))).collect();
+            for (index, mut stream) in streams.into_iter().enumerate() {
+                let mut text = String::new();
+                stream.read_to_string(&mut text).unwrap();
+                let answer: Value = serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap();
+                assert_eq!(answer["content"], wanted[index], "{architecture}, {round}: {answer}");
+            }
+        }
+    }
 }
 
 #[test]

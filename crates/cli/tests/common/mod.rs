@@ -145,6 +145,25 @@ impl Fixture {
     }
 }
 
+/// Prompts around the size of a window and far beyond it, of which some begin alike. The vocabulary has a token per byte.
+pub fn windowed_prompts(window: usize) -> Vec<String> {
+    let text = |length: usize, salt: usize| -> String {
+        (0..length).map(|i| char::from(b'a' + ((i * i * 7 + i * salt + salt) % 26) as u8)).collect()
+    };
+    let shared = text(window + 150, 3);
+    let tails = ["", "cat", "dogs and more"].map(|tail| format!("{shared}{tail}"));
+    let others = [5, window - 3, window, 2 * window + 70].map(|length| text(length, length));
+    tails.into_iter().chain(others).collect()
+}
+
+/// What `run` answers with 16 tokens, greedily.
+#[track_caller]
+pub fn answer_of_run(fixture: &Fixture, prompt: &str) -> serde_json::Value {
+    let flags = ["--raw", "--temp", "0", "-n", "16", "--json", "-q", "-p", prompt];
+    let done = output(&mut fixture.command("run", &flags)).success();
+    serde_json::from_str::<serde_json::Value>(&done.out).unwrap()["text"].clone()
+}
+
 /// A data file of the tests of crates/llm.
 pub fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../llm/tests/data").join(name)
