@@ -6,7 +6,8 @@
  *
  * Handles. A pointer to an opaque type is a handle: a number that the library looks up, never an address. NULL, a handle
  * that was freed and one of another type are errors (QD_STATUS_INVALID_HANDLE). Handles may be freed in any order, by any
- * thread: an object keeps what it needs. Freeing NULL or a freed handle does nothing.
+ * thread: an object keeps what it needs. Freeing NULL or a freed handle does nothing. After fork(), handles of the parent
+ * are errors in the child, and freeing them does nothing there: their threads do not exist. Make handles after fork().
  *
  * Errors. A function that can fail takes a `qd_error *` as its last parameter, which may be NULL, and returns a qd_status,
  * or a handle that is NULL after an error. Nothing is written to `*error` on success. Functions that build a graph record

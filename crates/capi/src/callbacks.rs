@@ -46,3 +46,8 @@ pub(crate) fn called_by<T>(service: usize, callback: impl FnOnce() -> T) -> T {
 pub(crate) fn is_called_by(service: usize) -> bool {
     SERVICE.get() == Some(service)
 }
+
+/// Whether this thread runs a callback that a service has called.
+pub(crate) fn is_called() -> bool {
+    SERVICE.get().is_some()
+}

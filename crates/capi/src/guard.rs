@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::callbacks::is_called;
 use crate::handle::{self, Handle};
 use crate::status::{Failure, Outcome, QD_STATUS_INTERNAL, QD_STATUS_OK, qd_error, qd_status};
 
@@ -68,7 +69,17 @@ pub(crate) fn value<T>(otherwise: T, body: impl FnOnce() -> Outcome<T>) -> T {
 /// The body of a function that frees a handle. What dropping the object panics with is lost.
 pub(crate) fn free<H: Handle>(handle: *mut H) {
     let _ = caught(|| {
-        drop(handle::remove(handle));
+        let Some(object) = handle::remove(handle) else { return Ok(()) };
+        if is_called() {
+            // It may be the end of the service whose thread this is, which that would wait for. Without another thread the object
+            // is dropped here.
+            let _ = std::thread::Builder::new().name("quadriga-free".to_owned()).spawn(move || {
+                let _ = caught(|| {
+                    drop(object);
+                    Ok(())
+                });
+            });
+        }
         Ok(())
     });
 }

@@ -2,13 +2,14 @@
 //!
 //! A handle is never an address that is followed. It is looked up in a table, so that a handle that was freed, or one of another type, is
 //! an error. Numbers are not used again. Whoever looks one up shares the object: it outlives a call that uses it, also
-//! if another thread frees the handle meanwhile.
+//! if another thread frees the handle meanwhile. In a fork, the handles of the parent are errors: threads do not survive it.
 
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
+use crate::process::ProcessMark;
 use crate::status::{Failure, Outcome, QD_STATUS_BUSY, QD_STATUS_INVALID_HANDLE};
 
 /// A type of handles.
@@ -19,11 +20,15 @@ pub(crate) trait Handle: Sized + 'static {
     const NAME: &'static str;
 }
 
-/// An object, and the name of its type.
+/// An object, the name of its type, and the process in which it was made.
 struct Entry {
     name: &'static str,
     object: Arc<dyn Any + Send + Sync>,
+    process: ProcessMark,
 }
+
+/// Objects of the parent process that a fork has freed. They are never dropped: that would wait for threads that do not exist.
+static LEFT: Mutex<Vec<Arc<dyn Any + Send + Sync>>> = Mutex::new(Vec::new());
 
 /// All live handles.
 static TABLE: LazyLock<RwLock<HashMap<usize, Entry>>> = LazyLock::new(RwLock::default);
@@ -38,7 +43,8 @@ pub(crate) fn insert<H: Handle>(object: H::Object) -> *mut H {
 /// A new handle on a shared object.
 pub(crate) fn share<H: Handle>(object: Arc<H::Object>) -> *mut H {
     let number = NEXT.fetch_add(8, Ordering::Relaxed);
-    TABLE.write().unwrap_or_else(PoisonError::into_inner).insert(number, Entry { name: H::NAME, object });
+    let entry = Entry { name: H::NAME, object, process: ProcessMark::new() };
+    TABLE.write().unwrap_or_else(PoisonError::into_inner).insert(number, entry);
     std::ptr::without_provenance_mut(number)
 }
 
@@ -52,6 +58,12 @@ pub(crate) fn get<H: Handle>(handle: *const H) -> Outcome<Arc<H::Object>> {
     let Some(entry) = table.get(&handle.addr()) else {
         return fail(format!("the {} was freed, or never was one", H::NAME));
     };
+    if !entry.process.is_here() {
+        return fail(format!(
+            "the {} was made before this process was forked; make it after fork()",
+            H::NAME
+        ));
+    }
     match Arc::clone(&entry.object).downcast() {
         Ok(object) if entry.name == H::NAME => Ok(object),
         _ => fail(format!("a {} was passed as a {}", entry.name, H::NAME)),
@@ -67,7 +79,13 @@ pub(crate) fn get_optional<H: Handle>(handle: *const H) -> Outcome<Option<Arc<H:
 pub(crate) fn remove<H: Handle>(handle: *mut H) -> Option<Arc<dyn Any + Send + Sync>> {
     let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
     let is_own = table.get(&handle.addr()).is_some_and(|entry| entry.name == H::NAME);
-    if is_own { table.remove(&handle.addr()).map(|entry| entry.object) } else { None }
+    let entry = if is_own { table.remove(&handle.addr()) } else { None }?;
+    drop(table);
+    if entry.process.is_here() {
+        return Some(entry.object);
+    }
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(entry.object);
+    None
 }
 
 /// How many handles there are.

@@ -2,7 +2,7 @@
 //!
 //! | part | modules |
 //! |---|---|
-//! | the boundary | `status` (errors), `handle` (numbers that stand for objects), `guard` (no panic leaves), `arguments` |
+//! | the boundary | `status` (errors), `handle` (numbers that stand for objects), `process` (forks), `guard` (no panic leaves), `arguments` |
 //! | text | `model`, `request`, `generator`, `kv_cache`, `service`, `embedder` |
 //! | graphs | `builder`, `ops_*`, `gguf`, `graph`, `custom` |
 //! | running | `backend`, `buffer`, `allocator`, `scheduler`, `plan`, `session`, `session_state`, `session_overlap`, `observe`, `conformance` |
@@ -45,6 +45,7 @@ mod ops_layout;
 mod ops_matrix;
 mod own_backend;
 mod plan;
+mod process;
 mod request;
 mod scheduler;
 mod service;

@@ -2,10 +2,16 @@
  *
  *   callbacks MODEL
  */
+#define _POSIX_C_SOURCE 200809L
+#include <pthread.h>
 #include <quadriga.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static qd_error error;
 
@@ -92,6 +98,115 @@ static void services(const char *path) {
   params.logits_callback = fail;
   CHECK(qd_generator_generate(generator, "abc", &params, NULL, NULL, NULL, &error) == QD_STATUS_CALLBACK);
   qd_generator_free(generator), qd_service_free(service), qd_model_free(model);
+}
+
+/* A request that its own callback frees, as the last user of the service. */
+struct freeing {
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  qd_request *request;
+  int is_freed;
+  long reported;
+};
+static int32_t free_own(void *user_data, const uint32_t *tokens, size_t count, float *logits, size_t logit_count) {
+  (void)tokens, (void)count, (void)logits, (void)logit_count;
+  struct freeing *freeing = user_data;
+  pthread_mutex_lock(&freeing->lock);
+  while (freeing->request == NULL) pthread_cond_wait(&freeing->changed, &freeing->lock);
+  if (!freeing->is_freed) {
+    /* What goes wrong within a function that frees is only reported there. */
+    FILE *reports = tmpfile();
+    int before = dup(STDERR_FILENO);
+    dup2(fileno(reports), STDERR_FILENO);
+    qd_request_free(freeing->request);
+    dup2(before, STDERR_FILENO);
+    close(before);
+    struct stat written;
+    freeing->reported = fstat(fileno(reports), &written) == 0 ? (long)written.st_size : -1;
+    fclose(reports);
+    freeing->is_freed = 1;
+    pthread_cond_broadcast(&freeing->changed);
+  }
+  pthread_mutex_unlock(&freeing->lock);
+  return 0;
+}
+static void last_users(const char *path) {
+  static struct freeing freeing = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, 0, 0};
+  qd_model *model = qd_model_open(path, NULL, &error);
+  CHECK(model != NULL);
+  qd_engine_params engine = qd_engine_default_params();
+  engine.context = 256;
+  qd_service *service = qd_service_new(model, &engine, &error);
+  CHECK(service != NULL);
+  const qd_message message = {"user", "abc"};
+  qd_request_params params = qd_request_default_params();
+  params.ignore_eos = 1;
+  params.max_tokens = 5;
+  params.logits_callback = free_own;
+  params.logits_data = &freeing;
+  qd_request *request = qd_service_submit(service, &message, 1, &params, &error);
+  CHECK(request != NULL);
+  qd_service_free(service);
+  qd_model_free(model);
+  pthread_mutex_lock(&freeing.lock);
+  freeing.request = request;
+  pthread_cond_broadcast(&freeing.changed);
+  while (!freeing.is_freed) pthread_cond_wait(&freeing.changed, &freeing.lock);
+  pthread_mutex_unlock(&freeing.lock);
+  CHECK(freeing.reported == 0);
+}
+
+/* In a child, the handles of its parent are errors, and new ones are not. */
+static int in_child(qd_generator *generator, qd_model *model, const char *path) {
+  qd_request_params params = qd_request_default_params();
+  params.max_tokens = 2;
+  if (qd_generator_generate(generator, "abc", &params, NULL, NULL, NULL, &error) != QD_STATUS_INVALID_HANDLE) return 1;
+  if (strstr(error.message, "fork") == NULL) return 2;
+  qd_generator_free(generator);
+  qd_model_free(model);
+  qd_model *own = qd_model_open(path, NULL, &error);
+  if (own == NULL) return 3;
+  qd_engine_params engine = qd_engine_default_params();
+  engine.context = 256;
+  qd_generator *new = qd_generator_new(own, &engine, &error);
+  if (new == NULL) return 4;
+  if (qd_generator_generate(new, "abc", &params, NULL, NULL, NULL, &error) != QD_STATUS_OK) return 5;
+  qd_generator_free(new);
+  qd_model_free(own);
+  return 0;
+}
+static void forks(const char *path) {
+  qd_model *model = qd_model_open(path, NULL, &error);
+  CHECK(model != NULL);
+  qd_engine_params engine = qd_engine_default_params();
+  engine.context = 256;
+  qd_generator *generator = qd_generator_new(model, &engine, &error);
+  CHECK(generator != NULL);
+  qd_request_params params = qd_request_default_params();
+  params.max_tokens = 2;
+  CHECK(qd_generator_generate(generator, "abc", &params, NULL, NULL, NULL, &error) == QD_STATUS_OK);
+  int ends[2];
+  CHECK(pipe(ends) == 0);
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    /* A wait without end is an error of the test. */
+    alarm(100);
+    char result = (char)in_child(generator, model, path);
+    if (write(ends[1], &result, 1) != 1) abort();
+    /* What its parent's threads had is no leak of the child. */
+    kill(getpid(), SIGKILL);
+  }
+  close(ends[1]);
+  char result = 99;
+  CHECK(read(ends[0], &result, 1) == 1);
+  if (result != 0) fprintf(stderr, "the child found error %d\n", result);
+  CHECK(result == 0);
+  close(ends[0]);
+  CHECK(waitpid(child, NULL, 0) == child);
+  CHECK(qd_generator_generate(generator, "abc", &params, NULL, NULL, NULL, &error) == QD_STATUS_OK);
+  qd_generator_free(generator);
+  qd_model_free(model);
 }
 
 static qd_status same(void *context, const qd_tensor_info *inputs, size_t count, qd_tensor_info *output, qd_error *to) {
@@ -208,6 +323,8 @@ int main(int argc, char **argv) {
   limits();
   operations();
   services(argv[1]);
+  last_users(argv[1]);
+  forks(argv[1]);
   CHECK(qd_live_handles() == 0);
   printf("callbacks end as they should\n");
   return EXIT_SUCCESS;
