@@ -256,20 +256,29 @@ pub(super) fn non_finite_queries(list: &mut CaseList) {
 pub(super) fn values_in_keys(list: &mut CaseList) {
     for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0] {
         for (heads, depth, value_depth) in [(1, 64, 32), (5, 160, 128), (16, 576, 512)] {
-            for (queries, keys) in [(1, 1), (1, 200), (4, 33), (40, 130)] {
-                let tolerance = if dtype == DType::F32 { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };
-                let details = format!(
-                    "[1, {heads}, {queries}, {depth}] × {dtype} [1, {keys}], {value_depth} of them values"
-                );
-                list.push("attention", details, tolerance, move |s| {
-                    let q = s.input(DType::F32, [1, heads, queries, depth], Fill::Range(-2.0, 2.0));
-                    let k = s.input(dtype, [1, 1, keys, depth], UNIT);
-                    let v = k.slice(k.shape().dims().len() - 1, 0, value_depth);
-                    s.out(q.attention(k, v, AttentionOptions::new().spans(s.spans(queries, keys))));
-                });
+            for size in [[1, 1], [1, 200], [4, 33], [40, 130]] {
+                one_values_in_keys(list, dtype, heads, [depth, value_depth], size);
             }
         }
     }
+}
+
+fn one_values_in_keys(
+    list: &mut CaseList,
+    dtype: DType,
+    heads: usize,
+    [depth, value_depth]: [usize; 2],
+    [queries, keys]: [usize; 2],
+) {
+    let tolerance = if dtype == DType::F32 { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };
+    let details =
+        format!("[1, {heads}, {queries}, {depth}] × {dtype} [1, {keys}], {value_depth} of them values");
+    list.push("attention", details, tolerance, move |s| {
+        let q = s.input(DType::F32, [1, heads, queries, depth], Fill::Range(-2.0, 2.0));
+        let k = s.input(dtype, [1, 1, keys, depth], UNIT);
+        let v = k.slice(k.shape().dims().len() - 1, 0, value_depth);
+        s.out(q.attention(k, v, AttentionOptions::new().spans(s.spans(queries, keys))));
+    });
 }
 
 fn non_finite(list: &mut CaseList, dtype: DType, shape: AttentionShape, of_keys: f64, of_values: f64) {
@@ -340,6 +349,36 @@ pub(super) fn latent(list: &mut CaseList) {
                 let shape =
                     AttentionShape { value_depth, ..square(1, [heads, groups], [queries, keys], depth) };
                 one_attention(list, types, shape, Visible::Spans, PLAIN);
+            }
+        }
+    }
+}
+
+/// What the models with the widest heads have beside that: soft caps, as Gemma 2 on heads of 256, and caches of few bits, also of
+/// latent attention, whose values may be a part of the keys.
+pub(super) fn wide_heads(list: &mut CaseList) {
+    use DType::{BF16, F16, F32, Q4_0, Q5_1, Q8_0};
+    const SIZES: [[usize; 2]; 6] = [[1, 1], [1, 200], [1, 700], [4, 33], [40, 130], [130, 300]];
+    for types in [[F32; 2], [F16; 2], [BF16; 2], [Q8_0; 2], [Q4_0; 2], [Q5_1; 2], [Q8_0, Q4_0]] {
+        for heads in [[2, 1], [8, 4], [4, 1]] {
+            for (size, soft_cap) in SIZES.into_iter().zip([Some(50.0), Some(3.0)].into_iter().cycle()) {
+                let scores = Scores { soft_cap, sinks: false };
+                one_attention(list, types, square(1, heads, size, 256), Visible::Spans, scores);
+            }
+        }
+    }
+    for types in [[Q4_0; 2], [Q5_1; 2], [Q8_0, Q4_0], [F16, Q5_1], [Q5_1, Q4_0]] {
+        for size in SIZES {
+            let plain = square(1, [4, 1], size, 256);
+            one_attention(list, types, plain, Visible::Spans, PLAIN);
+            let latent = AttentionShape { value_depth: 512, ..square(1, [16, 1], size, 576) };
+            one_attention(list, types, latent, Visible::Spans, PLAIN);
+        }
+    }
+    for dtype in [Q4_0, Q5_1] {
+        for (heads, depth, value_depth) in [(5, 160, 128), (16, 576, 512)] {
+            for size in SIZES {
+                one_values_in_keys(list, dtype, heads, [depth, value_depth], size);
             }
         }
     }

@@ -164,6 +164,8 @@ impl Suite {
         experts::extreme(&mut list);
         recurrent::list(&mut list);
         sparse::list(&mut list);
+        attention::wide_heads(&mut list);
+        paged_attention::wide_heads(&mut list);
         Suite { entries: list.entries }
     }
 

@@ -80,6 +80,19 @@ pub(super) fn list(list: &mut CaseList) {
     }
 }
 
+/// Caches of few bits with heads of 256 and of latent attention.
+pub(super) fn wide_heads(list: &mut CaseList) {
+    use DType::{Q4_0, Q5_1};
+    let latent = Heads { latent: true, ..heads([16, 1], [576, 512]) };
+    for types in [[Q4_0; 2], [Q5_1; 2]] {
+        for of in [heads([8, 4], [256, 256]), heads([4, 1], [256, 256]), latent] {
+            for batch in FEW_BATCHES.into_iter().filter_map(|at| BATCHES.get(at)) {
+                push(list, of, types, batch);
+            }
+        }
+    }
+}
+
 fn push(list: &mut CaseList, of: Heads, types: [DType; 2], batch: Batch) {
     let Heads { heads, groups, depth, value_depth, latent } = of;
     let index = list.len();
