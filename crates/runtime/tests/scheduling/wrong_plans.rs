@@ -1,8 +1,12 @@
 //! S10: the schedule checker accepts what the scheduler makes, and names what is wrong with anything else.
 
+use std::process::{Command, Stdio};
+
 use quadriga_graph::{DType, Graph, GraphBuilder, NodeId, Value, Weight};
 use quadriga_runtime::memory::MemoryPlan;
-use quadriga_runtime::{Plan, RuntimeError, ScheduleError, ScheduleStep, Scheduler, Splits, check_schedule};
+use quadriga_runtime::{
+    CHECK_PLANS_VARIABLE, Plan, RuntimeError, ScheduleError, ScheduleStep, Scheduler, Splits, check_schedule,
+};
 use quadriga_sim::Sim;
 
 use crate::common::{chain, device, host};
@@ -260,4 +264,20 @@ fn s10_checking_is_a_setting_of_the_scheduler() {
     let refused = scheduler().check_plans(true).plan(&graph);
     assert!(matches!(&refused, Err(RuntimeError::BadPlan(_))), "{refused:?}");
     scheduler().check_plans(false).plan(&graph).unwrap();
+}
+
+/// Runs itself in a process with the variable, which would change other tests of this one.
+#[test]
+fn s10_checking_is_turned_off_by_the_environment() {
+    if std::env::var(CHECK_PLANS_VARIABLE).as_deref() == Ok("0") {
+        let device = Misbehaving::new(Sim::new("a").alignment(1).build()).growth(1);
+        Scheduler::new(device).plan(chain(4)).unwrap();
+        return;
+    }
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "wrong_plans::s10_checking_is_turned_off_by_the_environment"])
+        .env(CHECK_PLANS_VARIABLE, "0")
+        .stdout(Stdio::null())
+        .status();
+    assert!(status.unwrap().success());
 }
