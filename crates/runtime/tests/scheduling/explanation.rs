@@ -133,3 +133,12 @@ fn weights_that_are_read_where_the_file_has_them_are_listed_as_mapped() {
         assert!(said.storages.iter().all(|storage| storage.end <= said.steps), "{:?}", said.storages);
     }
 }
+
+#[test]
+fn weights_in_a_layout_of_the_device_are_listed_as_packed() {
+    for (device, packed) in [(Sim::new("packs").packs_weights().build(), true), (device("a"), false)] {
+        let said = Scheduler::new(device).plan(chain(2)).unwrap().explain();
+        let weights: Vec<_> = said.storages.iter().filter(|s| s.usage == StorageUse::Weight).collect();
+        assert!(weights.len() == 2 && weights.iter().all(|weight| weight.packed == packed), "{weights:?}");
+    }
+}

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use quadriga_runtime::{Backend, Plan, Scheduler, Session, WeightStreaming};
 use quadriga_sim::{FaultPoint, Sim};
 
-use crate::common::{chain, chain_input};
+use crate::common::{chain, chain_input, device, host};
+use crate::misbehaving::Misbehaving;
 
 fn cpu() -> Arc<quadriga_cpu::Backend> {
     Arc::new(quadriga_cpu::Backend::builder().threads(1).build().unwrap())
@@ -50,6 +51,12 @@ fn s7_staging_memory_of_copies_is_forecast() {
         let before = allocations();
         run(&mut session);
         assert_eq!(allocations(), before);
+    }
+    // As long as a device does not say otherwise, it reaches what the host can address.
+    let plain = |device: Arc<dyn Backend>| -> Arc<dyn Backend> { Arc::new(Misbehaving::new(device)) };
+    for (other, reach) in [(device("b"), false), (host("b"), true)] {
+        let plan = alternating(plain(device("a")), plain(other));
+        assert_eq!(plan.bytes().iter().all(|bytes| bytes.staging == 0), reach);
     }
     // Where no device reaches host memory either, the session has the staging memory, and no device.
     let alone = |name| Sim::new(name).isolated().device();

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use quadriga_conformance::Rng;
-use quadriga_graph::{AttentionOptions, DType, Graph, GraphBuilder, Op, TensorId, TensorKind, Value, Weight};
+use quadriga_graph::{
+    AttentionOptions, DType, Graph, GraphBuilder, Op, Shape, TensorId, TensorKind, Value, Weight,
+};
 use quadriga_runtime::{Backend, Reason, Scheduler, WeightStreaming};
 
 use quadriga_sim::Sim;
@@ -261,4 +263,25 @@ fn a_quarter_of_the_work_of_sparse_matmuls_counts() {
         };
         assert!(streams(operations) && !streams(operations + 1));
     }
+}
+
+#[test]
+fn small_weights_are_streamed_where_every_result_is_four_times_as_large() {
+    let streams_bias = |rows: usize, alone: bool| {
+        let g = GraphBuilder::new();
+        let weight = |name: &str, dims: &[usize]| {
+            let data = numbers(&mut Rng::new(4), dims.iter().product());
+            g.weight(name, Weight::with_data(DType::F32, Shape::new(dims).unwrap(), data))
+        };
+        let (w, bias) = (weight("w", &[8, 8]), weight("w.bias", &[8]));
+        g.output("y", w.mul_mat(g.input("x", DType::F32, [rows, 8])).add(bias));
+        if alone {
+            g.output("squares", bias.sqr());
+        }
+        let bias = bias.id().index();
+        let plan = scheduler(Some(ALWAYS)).plan(g.finish().unwrap()).unwrap();
+        assert!(plan.streams_weights());
+        plan.splits().copies.iter().any(|copy| copy.tensor == bias)
+    };
+    assert!(streams_bias(4, false) && !streams_bias(3, false) && !streams_bias(4, true));
 }

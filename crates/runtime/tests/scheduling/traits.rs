@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use quadriga_graph::{DType, GraphBuilder, TensorId};
 use quadriga_runtime::{
-    Backend, BackendError, Layout, Region, SplitSource, TensorPlace, Usage, check_range, compute_once,
+    Backend, BackendError, HostMemory, Layout, Region, SplitSource, TensorPlace, Usage, check_range,
+    compute_once,
 };
 use quadriga_sim::Sim;
 
@@ -111,4 +112,14 @@ fn k4_k5_nodes_are_compiled_once_and_run_often_or_computed_once() {
         result.buffer.read(0, &mut bytes).unwrap();
         assert_eq!(bytes[..4], 50f32.to_le_bytes());
     }
+}
+
+#[test]
+fn host_memory_has_the_address_and_the_bytes_that_it_was_made_of() {
+    let mut bytes = vec![0u8; 48];
+    let pointer = bytes.as_mut_ptr();
+    // SAFETY: the vector is moved, not its bytes, and nothing else uses them.
+    let memory = unsafe { HostMemory::new(pointer, 48, Arc::new(bytes)) };
+    assert_eq!((memory.pointer(), memory.bytes()), (pointer, 48));
+    assert_eq!(memory.clone().pointer(), pointer);
 }

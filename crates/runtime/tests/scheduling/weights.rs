@@ -394,12 +394,15 @@ fn of_very_many_keys_for_one_graph_the_last_is_known_and_those_of_other_graphs_a
         assert_eq!(run(&mut session), 64.0 * value);
     };
     prepare(1000, 1.0);
+    for key in [1001, 1002, 1001] {
+        prepare(key, 2.0);
+    }
     for key in 0..100 {
         prepare(key, 2.0);
         prepare(key, 2.0);
     }
     prepare(1000, 1.0);
-    assert_eq!(built, [1000].into_iter().chain(0..100).collect::<Vec<u64>>());
+    assert_eq!(built, [1000, 1001, 1002].into_iter().chain(0..100).collect::<Vec<u64>>());
 }
 
 #[test]
