@@ -73,6 +73,11 @@ impl AtomicFile {
         let failed = |error: &io::Error| Failure::file("write", &self.target, error);
         match self.output {
             Output::Temporary(temporary) => {
+                // The file that it replaces may be private.
+                if let Ok(replaced) = fs::metadata(&self.target) {
+                    let kept = temporary.as_file().set_permissions(replaced.permissions());
+                    kept.map_err(|error| failed(&error))?;
+                }
                 temporary.as_file().sync_all().map_err(|error| failed(&error))?;
                 temporary.persist(&self.target).map_err(|error| failed(&error.error))?;
             }
@@ -137,6 +142,19 @@ impl Write for AtomicFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_that_is_replaced_keeps_its_permissions() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("answer.txt");
+        fs::write(&target, "old").unwrap();
+        fs::set_permissions(&target, PermissionsExt::from_mode(0o600)).unwrap();
+        AtomicFile::write_text(&target, "new").unwrap();
+        assert_eq!(fs::read_to_string(&target).unwrap(), "new");
+        assert_eq!(fs::metadata(&target).unwrap().permissions().mode() & 0o777, 0o600);
+    }
 
     #[test]
     fn files_of_killed_runs_are_removed_and_those_of_running_ones_stay() {

@@ -10,6 +10,7 @@ mod fake_proxy;
 mod model_folder;
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use crate::common::{CommandOutput, Fixture, output, quadriga};
@@ -241,6 +242,13 @@ fn a_repository_of_safetensors_is_converted() {
     hub.run(&["convert", "org/tiny", "-o", output, "--type", "f16"]).success();
     let shown = hub.run(&["inspect", output]).success().out;
     assert!(shown.contains("llama") && shown.contains("tiny"), "{shown}");
+    // What was downloaded takes space, and is removed by its name.
+    let list = hub.run(&["list"]).success().out;
+    assert!(list.contains("org/tiny (safetensors)"), "{list}");
+    let json = hub.run(&["list", "--json"]).success().out;
+    assert!(json.contains("org/tiny (safetensors)") && json.contains("model.safetensors"), "{json}");
+    hub.run(&["rm", "org/tiny"]).success();
+    assert!(hub.run(&["list"]).success().out.is_empty());
     hub.run(&["convert", REPOSITORY, "-o", output]).failed(1, &["no .safetensors"]);
     hub.run(&["convert", "no/such/folder", "-o", output]).failed(2, &["neither a folder"]);
 }
@@ -291,6 +299,33 @@ fn a_terminated_pull_is_listed_and_continued() {
     let mut ranges = requests.iter().filter_map(|request| request.headers.get("range"));
     assert!(ranges.all(|range| range.starts_with("bytes=700-")), "{requests:?}");
     assert!(hub.run(&["list"]).success().err.is_empty());
+}
+
+#[test]
+fn parts_whose_others_are_missing_are_listed_and_removed() {
+    let hub = Hub::new();
+    let (first, second) = ("big-Q6_K-00001-of-00002.gguf", "big-Q6_K-00002-of-00002.gguf");
+    hub.fake.add(REPOSITORY, first, &[1; 1000]);
+    hub.fake.add(REPOSITORY, second, &[2; 1000]);
+    hub.run(&["pull", "-q", "org/tiny-GGUF:Q6_K"]).success();
+    // As if the second part had not come.
+    let found = walk(hub.cache.path()).into_iter().find(|path| path.ends_with(second)).unwrap();
+    fs::remove_file(found).unwrap();
+    let list = hub.run(&["list"]).success();
+    assert!(list.out.is_empty(), "{list:?}");
+    for part in ["incomplete: 1 of 2 parts of org/tiny-GGUF:Q6_K", "1000", "quadriga rm org/tiny-GGUF:Q6_K"] {
+        assert!(list.err.contains(part), "{list:?}");
+    }
+    hub.run(&["rm", "org/tiny-GGUF:Q6_K"]).success();
+    let list = hub.run(&["list"]).success();
+    assert!(list.err.contains("no models"), "{list:?}");
+    assert!(!walk(hub.cache.path()).iter().any(|path| path.ends_with(first)));
+}
+
+/// The files below a folder.
+fn walk(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
 }
 
 #[test]

@@ -86,6 +86,7 @@ fn a_resumed_matrix_goes_on_where_the_first_run_ended() {
             ["imatrix", "-q", "-m", text(&fixture.model), "-f", text(&file), "-c", "64", "-o", text(out)];
         output(quadriga(line).args(flags))
     };
+    imatrix(&whole, &["--from-chunk", "999999"]).failed(2, &["--from-chunk 999999", "chunks"]);
     imatrix(&whole, &["--from-chunk", "2"]).success();
     imatrix(&resumed, &["--from-chunk", "2", "--chunks", "1"]).success();
     let before = fs::read(&resumed).unwrap();
@@ -109,6 +110,14 @@ fn a_resumed_matrix_goes_on_where_the_first_run_ended() {
     all.write(&resumed).unwrap();
     imatrix(&resumed, &["--resume", "--in-file", text(&added)])
         .failed(2, &["added.gguf", "other.txt", "--resume"]);
+}
+
+#[test]
+fn a_chunk_of_one_token_scores_nothing() {
+    let fixture = Fixture::new(&[]);
+    let file = text_file(&fixture);
+    run(&["perplexity", "-q", text(&fixture.model), "-f", text(&file), "-c", "1"])
+        .failed(2, &["--chunk-size 1", "at least 2"]);
 }
 
 #[test]

@@ -8,11 +8,11 @@ use quadriga_models::importance::{ImportanceMatrix, collect};
 use quadriga_models::quality::chunk_tokens;
 use quadriga_view::format::plural;
 
-use super::perplexity::chunk_size;
+use super::perplexity::{chunk_size, read_text};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
 use crate::output_check::{check_folder, model_files};
-use crate::{interrupt, piped_input, values};
+use crate::{interrupt, values};
 
 /// Arguments of `quadriga imatrix`.
 #[derive(clap::Args)]
@@ -89,8 +89,7 @@ pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
         note!("wrote {}: {}", arguments.output.display(), summary(&merged));
         return Ok(());
     };
-    let bytes = std::fs::read(text_file).map_err(|error| Failure::file("read", text_file, &error))?;
-    let text = piped_input::text(bytes, &text_file.display().to_string())?;
+    let text = read_text(text_file)?;
     let name = text_file.display().to_string();
     let chunk_size = chunk_size(arguments.chunk_size, &arguments.model)?;
     let from = match merged.as_ref().filter(|_| resumed) {
@@ -116,6 +115,12 @@ pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
     if rest.len() < chunk_size && resumed {
         note!("quadriga: {} has all chunks of the text already", arguments.output.display());
         return Ok(());
+    }
+    if tokens.len() >= chunk_size && skipped.saturating_add(chunk_size) > tokens.len() {
+        let chunks = tokens.len() / chunk_size;
+        return Err(Failure::Usage(format!(
+            "--from-chunk {from}: the text has {chunks} chunks, counted from 0"
+        )));
     }
     let (mut engine, _) = prepared.engine()?;
     let ctrl_c = interrupt::catch();

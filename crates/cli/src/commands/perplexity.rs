@@ -9,7 +9,7 @@ use quadriga_view::format::plural;
 
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
-use crate::{interrupt, piped_input, values};
+use crate::{interrupt, piped_input, size, values};
 
 /// Arguments of `quadriga perplexity`.
 #[derive(clap::Args)]
@@ -57,6 +57,10 @@ pub(crate) fn perplexity(arguments: &PerplexityArgs) -> Outcome {
     let text = read_text(&arguments.file)?;
     let model = arguments.model.with_file(arguments.model_file.as_deref());
     let chunk = chunk_size(arguments.chunk_size, &arguments.model)?;
+    if chunk < 2 {
+        let why = "a chunk needs at least 2 tokens, because its first is not scored";
+        return Err(Failure::Usage(format!("--chunk-size {chunk}: {why}")));
+    }
     let options = EngineOptions { output_rows: usize::MAX, context: chunk, ..model.engine() };
     let prepared = model.prepare(&options)?;
     let tokens = chunk_tokens(prepared.model.tokenizer()?, &text, chunk);
@@ -108,15 +112,28 @@ pub(crate) fn perplexity(arguments: &PerplexityArgs) -> Outcome {
     Ok(())
 }
 
+/// The most bytes of a text: one that has more is a mistake, such as a device without an end.
+const TEXT_BYTES: u64 = 1 << 30;
+
 /// The text of a file, - for standard input.
 pub(crate) fn read_text(path: &Path) -> Outcome<String> {
-    let mut bytes = Vec::new();
     let read = match path.as_os_str() == "-" {
-        true => std::io::stdin().lock().read_to_end(&mut bytes).map(|_| ()),
-        false => std::fs::read(path).map(|content| bytes = content),
+        true => read_limited(std::io::stdin().lock(), TEXT_BYTES),
+        false => std::fs::File::open(path).and_then(|file| read_limited(file, TEXT_BYTES)),
     };
-    read.map_err(|error| Failure::file("read", path, &error))?;
+    let bytes = read.map_err(|error| Failure::file("read", path, &error))?;
     piped_input::text(bytes, &path.display().to_string())
+}
+
+/// All bytes of a file, unless it has more than a text.
+fn read_limited(file: impl Read, most: u64) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        let text = format!("it has more than {}, the most of a text; is it one?", size::text(most));
+        return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, text));
+    }
+    Ok(bytes)
 }
 
 /// The tokens of the first chunks; all if `count` is 0.
@@ -124,5 +141,17 @@ pub(crate) fn first_chunks(tokens: &[u32], count: usize, chunk: usize) -> &[u32]
     match count {
         0 => tokens,
         count => tokens.get(..count.saturating_mul(chunk)).unwrap_or(tokens),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_without_an_end_is_no_text() {
+        assert_eq!(read_limited(&b"abc"[..], 3).unwrap(), b"abc");
+        let error = read_limited(std::io::repeat(b'a'), 3).unwrap_err();
+        assert!(error.to_string().contains("more than"), "{error}");
     }
 }

@@ -4,7 +4,9 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use quadriga_gguf::{File, Summary};
-use quadriga_models::hub::{CachedModel, DEFAULT, HubError, PartialDownload, RepositoryName};
+use quadriga_models::hub::{
+    CachedFile, CachedModel, DEFAULT, HubError, OtherFiles, OtherKind, PartialDownload, RepositoryName,
+};
 use serde_json::json;
 
 use crate::failure::{Failure, Outcome};
@@ -101,45 +103,58 @@ pub(crate) fn pull(arguments: &PullArgs) -> Outcome {
 pub(crate) fn list(arguments: &ListArgs) -> Outcome {
     let cache = access(arguments.cache_dir.as_ref()).cache()?;
     let models = cache.models()?;
+    let (sources, parts): (Vec<OtherFiles>, Vec<OtherFiles>) =
+        cache.other_files()?.into_iter().partition(|others| others.kind == OtherKind::Safetensors);
+    let rows = models.iter().map(|model| (full_name(model), &model.commit, model.bytes, &model.files)).chain(
+        sources.iter().map(|source| {
+            let name =
+                format!("{} (safetensors)", with_revision(&source.repository, source.revision.as_ref()));
+            (name, &source.commit, source.bytes, &source.files)
+        }),
+    );
     let mut out = io::stdout().lock();
     if arguments.json {
-        let models: Vec<_> = models
-            .iter()
-            .map(|model| {
-                let files = model.files.iter().map(|file| {
-                    json!({ "name": file.name, "path": file.path, "bytes": file.bytes, "sha256": file.sha256, "shared": file.is_shared })
-                });
-                json!({
-                    "name": full_name(model),
-                    "commit": model.commit,
-                    "bytes": model.bytes,
-                    "files": files.collect::<Vec<_>>(),
-                })
-            })
-            .collect();
-        return Ok(writeln!(out, "{}", terminal::json(&json!(models)))?);
+        let file = |file: &CachedFile| json!({ "name": file.name, "path": file.path, "bytes": file.bytes, "sha256": file.sha256, "shared": file.is_shared });
+        let rows = rows.map(|(name, commit, bytes, files)| {
+            let files: Vec<_> = files.iter().map(file).collect();
+            json!({ "name": name, "commit": commit, "bytes": bytes, "files": files })
+        });
+        return Ok(writeln!(out, "{}", terminal::json(&json!(rows.collect::<Vec<_>>())))?);
     }
     let partial = cache.partial_downloads();
-    if models.is_empty() {
-        if partial.is_empty() {
+    // Names of files are those of whoever made the repository.
+    let rows: Vec<_> = rows
+        .map(|(name, commit, bytes, files)| (terminal::escaped(&name).into_owned(), commit, bytes, files))
+        .collect();
+    if rows.is_empty() {
+        if partial.is_empty() && parts.is_empty() {
             note!("no models; `quadriga pull ORG/REPO:QUANT` gets one");
         }
-        explain_partial(&partial);
-        return Ok(());
+    } else {
+        let width = rows.iter().map(|(name, ..)| name.chars().count()).max().unwrap_or(0).max(4);
+        writeln!(out, "{:width$}  {:>10}  COMMIT", "NAME", "SIZE")?;
+        for (name, commit, bytes, files) in rows {
+            let commit = terminal::escaped(commit.get(..8).unwrap_or(commit));
+            let shared = files.first().is_some_and(|file| file.is_shared);
+            let shared = if shared { "  in Hugging Face's cache" } else { "" };
+            writeln!(out, "{name:width$}  {:>10}  {commit}{shared}", size::text(bytes))?;
+        }
     }
-    // Names of files are those of whoever made the repository.
-    let names: Vec<String> =
-        models.iter().map(|model| terminal::escaped(&full_name(model)).into_owned()).collect();
-    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max(4);
-    writeln!(out, "{:width$}  {:>10}  COMMIT", "NAME", "SIZE")?;
-    for (model, name) in models.iter().zip(&names) {
-        let commit = terminal::escaped(model.commit.get(..8).unwrap_or(&model.commit));
-        let shared = model.files.first().is_some_and(|file| file.is_shared);
-        let shared = if shared { "  in Hugging Face's cache" } else { "" };
-        writeln!(out, "{:width$}  {:>10}  {commit}{shared}", name, size::text(model.bytes))?;
-    }
+    explain_parts(&parts);
     explain_partial(&partial);
     Ok(())
+}
+
+/// Names the models of which some parts are missing: they take space, and cannot be run.
+fn explain_parts(parts: &[OtherFiles]) {
+    for model in parts {
+        let OtherKind::Parts { quant, count } = &model.kind else { continue };
+        let name = format!("{}:{quant}", with_revision(&model.repository, model.revision.as_ref()));
+        let (found, size) = (model.files.len(), size::text(model.bytes));
+        note!(
+            "incomplete: {found} of {count} parts of {name}, {size}; `quadriga pull {name}` gets the others, `quadriga rm {name}` removes them"
+        );
+    }
 }
 
 /// Names the downloads that were not completed: they take space, and are no models.
@@ -199,9 +214,13 @@ fn access(cache: Option<&PathBuf>) -> HubAccess<'_> {
 fn full_name(model: &CachedModel) -> String {
     match model.repository.as_str() {
         DEFAULT => DEFAULT.to_owned(),
-        repository => match &model.revision {
-            Some(revision) => format!("{repository}@{revision}:{}", model.quant),
-            None => format!("{repository}:{}", model.quant),
-        },
+        repository => format!("{}:{}", with_revision(repository, model.revision.as_ref()), model.quant),
+    }
+}
+
+fn with_revision(repository: &str, revision: Option<&String>) -> String {
+    match revision {
+        Some(revision) => format!("{repository}@{revision}"),
+        None => repository.to_owned(),
     }
 }
