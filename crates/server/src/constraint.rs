@@ -22,6 +22,31 @@ pub enum Constraint {
     Choices(Vec<String>),
 }
 
+impl Constraint {
+    /// The memory that it takes, roughly.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Constraint::None | Constraint::JsonObject => 0,
+            Constraint::JsonSchema(schema) => value_bytes(schema),
+            Constraint::Regex(text) | Constraint::Lark(text) | Constraint::Gbnf(text) => text.len(),
+            Constraint::Choices(texts) => texts.iter().map(|text| size_of::<String>() + text.len()).sum(),
+        }
+    }
+}
+
+/// The memory of a value and those in it. Bodies are not nested deeply.
+fn value_bytes(value: &Value) -> usize {
+    let inner: usize = match value {
+        Value::String(text) => text.len(),
+        Value::Array(list) => list.iter().map(value_bytes).sum(),
+        Value::Object(object) => {
+            object.iter().map(|(name, value)| size_of::<String>() + name.len() + value_bytes(value)).sum()
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    };
+    size_of::<Value>() + inner
+}
+
 /// Which of the tools may or must be called.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum ToolChoice {

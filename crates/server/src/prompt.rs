@@ -22,7 +22,7 @@ pub(crate) struct Prepared {
     pub(crate) prompt: Vec<u32>,
 }
 
-/// The most bytes of what each answer has a copy of, for all answers of a request together: stop strings and logit biases.
+/// The most bytes of what each answer has a copy of, for all answers of a request together: stop strings, logit biases, forms.
 const MAX_COPIES: usize = 16 << 20;
 
 /// Refuses more answers than can run and wait together, before anything is made for each of them.
@@ -48,9 +48,13 @@ pub(crate) fn check_count(
     let texts = generation.stops.iter().chain(&sampling.dry.sequence_breakers);
     let texts: usize = texts.map(|text| text.len() + size_of::<String>()).sum();
     let copied = texts + sampling.logit_bias.len() * size_of::<(u32, f32)>();
-    if answers > 1 && answers.saturating_mul(copied) > MAX_COPIES {
+    // Each prompt has a copy of the form, until it is compiled.
+    let form = if prompts > 1 { generation.constraint.bytes() } else { 0 };
+    let all = answers.saturating_mul(copied).saturating_add(prompts.saturating_mul(form));
+    if answers > 1 && all > MAX_COPIES {
         let problem = format!(
-            "asks for {answers} answers, each with {copied} bytes of stop strings and logit biases; ask for fewer, or use shorter ones"
+            "asks for {answers} answers with {} bytes of stop strings, logit biases and schemas or grammars each; ask for fewer, or use shorter ones",
+            copied + form
         );
         return Err(ApiError::field(field, problem));
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use quadriga_runtime::{Backend, Plan};
@@ -121,6 +121,8 @@ pub struct ModelRegistry {
     loader: Option<Arc<dyn ModelLoader>>,
     policy: ModelPolicy,
     slots: Arc<Mutex<BTreeMap<String, Slot>>>,
+    /// All models that were loaded, as long as somebody uses them.
+    used: Arc<Mutex<Vec<Weak<ServedModel>>>>,
     /// One model is loaded at a time: each plan must see the memory that the one before it took.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
@@ -143,6 +145,7 @@ impl ModelRegistry {
         let slot = Slot::Loaded { served: Arc::new(model), keep_alive: self.policy.keep_alive };
         if let Slot::Loaded { served, .. } = &slot {
             let name = served.name.clone();
+            self.note_used(served);
             self.lock().insert(name, slot);
         }
     }
@@ -150,6 +153,18 @@ impl ModelRegistry {
     /// The models that are loaded.
     pub fn loaded(&self) -> Vec<Arc<ServedModel>> {
         self.lock().values().filter_map(Slot::served).cloned().collect()
+    }
+
+    /// The models that answer requests, those included that were unloaded meanwhile.
+    pub(crate) fn in_use(&self) -> Vec<Arc<ServedModel>> {
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn note_used(&self, served: &Arc<ServedModel>) {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.retain(|other| other.strong_count() > 0);
+        used.push(Arc::downgrade(served));
     }
 
     /// All models, loaded or not, by name.
@@ -292,6 +307,7 @@ impl ModelRegistry {
             Ok(model) => {
                 tracing::info!(model = name, "loaded");
                 let served = Arc::new(model);
+                self.note_used(&served);
                 if matches!(slots.get(name), Some(Slot::Loading { unload: true, .. })) {
                     slots.remove(name);
                     tracing::info!(model = name, "unloaded");

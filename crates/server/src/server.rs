@@ -155,7 +155,7 @@ impl Server {
             drained = tokio::time::timeout(limits.drain, drain.as_mut()) => if drained.is_err() {
                 tracing::warn!(answers = self.app.requests().active(), "not finished in time, and cut");
                 // They end with an error that says so, if their clients read it.
-                for served in self.app.models().loaded() {
+                for served in self.app.models().in_use() {
                     if let Ok(service) = served.service() {
                         service.fail_all();
                     }

@@ -113,9 +113,11 @@ fn more_answers_than_can_wait_are_refused_at_once() {
     server.assert_idle();
     // What each of them has a copy of is limited, too.
     let server = TestServer::start();
-    let many = json!({ "prompt": vec!["a"; 512], "max_tokens": 1, "stop": ["z".repeat(60_000)] });
-    for path in [PATH, "/completion"] {
-        let answer = server.post(path, &with(body(), many.clone()));
+    let many = |more: Value| with(json!({ "prompt": vec!["a"; 512], "max_tokens": 1 }), more);
+    let stops = many(json!({ "stop": ["z".repeat(60_000)] }));
+    let schema = many(json!({ "json_schema": { "enum": vec!["zz"; 10_000] } }));
+    for (path, more) in [(PATH, &stops), ("/completion", &stops), (PATH, &schema), ("/completion", &schema)] {
+        let answer = server.post(path, &with(body(), more.clone()));
         assert_eq!(answer.status, 400, "{path}: {}", answer.text());
         assert!(answer.text().contains("stop strings"), "{}", answer.text());
     }

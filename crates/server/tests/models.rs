@@ -114,6 +114,8 @@ fn models_are_loaded_when_they_are_named() {
     // Ollama's clients add a tag.
     server.post(CHAT, &named("beta:latest")).ok();
     assert_eq!(several.loaded(), ["alpha", "beta"]);
+    assert_eq!(server.get("/props?model=beta").ok()["model_alias"], "beta");
+    assert_eq!(server.get("/props?model=gamma").status, 404);
     assert_eq!(server.post(CHAT, &named("gamma")).status, 404);
     let mut without = hello();
     without.as_object_mut().unwrap().remove("model");

@@ -283,21 +283,27 @@ fn a_server_that_drains_says_that_it_is_not_ready() {
 
 #[test]
 fn answers_that_take_too_long_are_cut_at_the_deadline() {
-    let mut setup = Setup::default();
-    setup.limits.drain = Duration::ZERO;
-    let mut server = setup.start();
-    let mut stream =
-        server.client().stream(CHAT, &with(hello(), json!({ "max_tokens": 480, "stream": true })));
-    assert!(stream.chunk().is_some());
-    server.stop();
-    let mut rest = Vec::new();
-    while let Some(chunk) = stream.chunk() {
-        rest.extend(chunk);
+    // A model that was unloaded goes on with its answers, and ends them, too.
+    for unloads in [false, true] {
+        let mut setup = Setup::default();
+        setup.limits.drain = Duration::ZERO;
+        let mut server = setup.start();
+        let mut stream =
+            server.client().stream(CHAT, &with(hello(), json!({ "max_tokens": 480, "stream": true })));
+        assert!(stream.chunk().is_some());
+        if unloads {
+            server.app.models().unload("small").unwrap();
+        }
+        server.stop();
+        let mut rest = Vec::new();
+        while let Some(chunk) = stream.chunk() {
+            rest.extend(chunk);
+        }
+        let rest = String::from_utf8(rest).unwrap();
+        assert!(rest.contains("the server stopped before the answer was complete"), "{rest}");
+        assert!(!rest.contains("[DONE]"), "{rest}");
+        server.join();
     }
-    let rest = String::from_utf8(rest).unwrap();
-    assert!(rest.contains("the server stopped before the answer was complete"), "{rest}");
-    assert!(!rest.contains("[DONE]"), "{rest}");
-    server.join();
 }
 
 #[test]

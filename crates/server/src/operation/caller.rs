@@ -206,6 +206,16 @@ mod tests {
     }
 
     #[test]
+    fn requests_count_before_their_tokens_are_known() {
+        let caller = Caller::new(1, KeyLimits { concurrent: Some(1), tokens_per_minute: Some(10) });
+        let first = caller.enter().unwrap();
+        assert_eq!(caller.enter().unwrap_err().kind, ErrorKind::TooMany);
+        assert!(first.reserve(TokenNeed::exact(11)).is_err());
+        drop(first);
+        caller.enter().unwrap().reserve(TokenNeed::exact(10)).unwrap();
+    }
+
+    #[test]
     fn tokens_of_running_requests_are_reserved() {
         let caller = Caller::new(1, KeyLimits { tokens_per_minute: Some(50), ..KeyLimits::default() });
         let error = caller.begin(TokenNeed::exact(500)).unwrap_err();

@@ -1,9 +1,10 @@
 //! `/props`: the model, and the defaults of requests.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use quadriga_gguf::Summary;
 use serde_json::{Value, json};
 
@@ -15,10 +16,14 @@ use crate::generation::{Generation, Prompt};
 use crate::model::ServedModel;
 use crate::openapi::schema::{answer, any_object, count, flag, list, text};
 
-/// Properties of the model.
-pub(super) async fn properties(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let first = app.models().loaded().first().map(|served| served.name.clone());
-    let served = app.models().find(first.as_deref()).await?;
+/// Properties of the model that `?model=` names, or of the first one.
+pub(super) async fn properties(
+    State(app): State<Arc<App>>,
+    Query(mut query): Query<BTreeMap<String, String>>,
+) -> Result<Json<Value>, ApiError> {
+    let first = || app.models().loaded().first().map(|served| served.name.clone());
+    let name = query.remove("model").or_else(first);
+    let served = app.models().find(name.as_deref()).await?;
     Ok(Json(describe(&served)))
 }
 
