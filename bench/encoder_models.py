@@ -1,15 +1,20 @@
 """Random small encoders, as the package gguf writes them: what bench/agree_with_llama_cpp.py compares."""
 from moe_models import Random
 
+# By the number in files.
+POOLINGS = (None, "mean", "cls", "last", "rank")
 
-def write(path, arch, dtype, seed, width=96, heads=3, layers=2, inner=160, vocabulary=128, fused=False, encoder=True):
-    """BERT, with biases and embedded positions, or Nomic's, with RoPE and gates."""
+
+def write(path, arch, dtype, seed, width=96, heads=3, layers=2, inner=160, vocabulary=128, fused=False, pooling=None, labels=1,
+          dense_head=True, encoder=True):
+    """BERT, with biases and embedded positions, or Nomic's, with RoPE and gates; with the pooling "rank" a classification head of
+    so many scores, behind a dense layer or not."""
     assert encoder
     model = Random(path, arch, seed, dtype)
     bert = arch == "bert"
     model.keys({"block_count": layers, "context_length": 64, "embedding_length": width, "feed_forward_length": inner,
                 "attention.head_count": heads, "attention.layer_norm_epsilon": 1e-5, "attention.causal": False,
-                "pooling_type": 0, "vocab_size": vocabulary, "rope.freq_base": 1000.0})
+                "pooling_type": POOLINGS.index(pooling), "vocab_size": vocabulary, "rope.freq_base": 1000.0})
     model.writer.add_tokenizer_model("no_vocab")
     model.writer.add_token_type_count(2)
     model.matrix("token_embd.weight", vocabulary, width, size=3.0)
@@ -40,6 +45,12 @@ def write(path, arch, dtype, seed, width=96, heads=3, layers=2, inner=160, vocab
             linear(name + part, inner, width)
         linear(name + "ffn_down", width, inner)
         norm(name + "layer_output_norm")
+    if pooling == "rank":
+        if labels > 1:
+            model.keys({"classifier.output_labels": [f"label {number}" for number in range(labels)]})
+        for name, rows in [("cls", width)] * dense_head + [("cls.output", labels)]:
+            model.matrix(name + ".weight", rows, width)
+            model.vector(name + ".bias", rows)
     model.finish()
 
 
@@ -51,3 +62,13 @@ def cases():
     yield "nomic-bert", "F32", dict(encoder=True, fused=True)
     yield "nomic-bert", "F32", dict(encoder=True, fused=True, width=80, heads=5, layers=5)
     yield "nomic-bert", "Q8_0", dict(encoder=True, fused=True, width=128, heads=4, inner=256)
+    yield "nomic-bert", "F32", dict(encoder=True, layers=3)
+    yield "nomic-bert", "Q8_0", dict(encoder=True, width=128, heads=4, inner=256)
+    for arch, fused in (("bert", False), ("nomic-bert", True)):
+        for pooling in ("mean", "cls", "last"):
+            yield arch, "F32", dict(encoder=True, pooling=pooling, fused=fused, layers=3)
+        yield arch, "Q8_0", dict(encoder=True, pooling="mean", fused=fused, width=128, heads=4, inner=256)
+    yield "bert", "F32", dict(encoder=True, pooling="rank")
+    yield "bert", "F32", dict(encoder=True, pooling="rank", labels=3, layers=3)
+    yield "bert", "F32", dict(encoder=True, pooling="rank", labels=3, dense_head=False, width=80, heads=5)
+    yield "bert", "Q8_0", dict(encoder=True, pooling="rank", labels=5, width=128, heads=4, inner=256)

@@ -50,6 +50,7 @@ FUNCTIONS = {
     "llama_model_n_embd": (NUMBER, [POINTER]),
     "llama_set_embeddings": (None, [POINTER, FLAG]),
     "llama_get_embeddings_ith": (ctypes.POINTER(ctypes.c_float), [POINTER, NUMBER]),
+    "llama_get_embeddings_seq": (ctypes.POINTER(ctypes.c_float), [POINTER, NUMBER]),
     "llama_log_set": (None, [POINTER, POINTER]),
 }
 
@@ -141,6 +142,11 @@ class Model:
     def vector(self, row):
         """A pointer to the vector of one token of the latest text, which has `width` elements."""
         return self.lib.llama_get_embeddings_ith(self.context, row)
+
+    def pooled(self):
+        """A pointer to the embedding of the latest text, which has `width` elements, or to its scores: where the file names a
+        pooling."""
+        return self.lib.llama_get_embeddings_seq(self.context, 0)
 
     def logits(self, row=-1):
         """A pointer to the logits of one row of the latest batch."""

@@ -28,12 +28,15 @@ class Random:
 
     def matrix(self, name, *shape, size=1.0, dtype=None):
         values = (self.random.standard_normal(shape) * size / np.sqrt(shape[-1])).astype(np.float32)
+        self.put(name, values, dtype)
+
+    def put(self, name, values, dtype=None):
+        """A tensor of these values."""
         kind = gguf.GGMLQuantizationType[dtype] if dtype else self.dtype
         if kind == gguf.GGMLQuantizationType.F32:
             self.writer.add_tensor(name, values)
         else:
             self.writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
-        return values
 
     def vector(self, name, *shape, middle=0.0, spread=0.5):
         values = self.random.uniform(middle - spread, middle + spread, shape)
@@ -131,17 +134,24 @@ def mixture(model, name, width, experts, inner, shared, layout, selection_bias, 
     model.matrix(name + "ffn_gate_inp.weight", experts, width, size=3.0, dtype="F32")
     if selection_bias:
         model.vector(name + "exp_probs_b.bias", experts, spread=0.3)
-    shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
+    # The same values in every layout.
+    weights, vectors = {}, {}
+    for part, rows, columns, size in (("gate", inner, width, 1.0), ("up", inner, width, 1.0), ("down", width, inner, branch)):
+        values = model.random.standard_normal((experts, rows, columns)) * size / np.sqrt(columns)
+        weights[part] = values.astype(np.float32)
+        if all_biases:
+            vectors[part] = model.random.uniform(-0.5, 0.5, (experts, rows)).astype(np.float32)
     if layout == "fused":
-        shapes = {"gate_up": (2 * inner, width), "down": (width, inner)}
-    for part, shape in shapes.items():
+        for parts in filter(None, (weights, vectors)):
+            parts["gate_up"] = np.concatenate([parts.pop("gate"), parts.pop("up")], axis=1)
+    for part, values in weights.items():
         if layout == "apart":
             for expert in range(experts):
-                model.matrix(f"{name}ffn_{part}.{expert}.weight", *shape)
+                model.put(f"{name}ffn_{part}.{expert}.weight", values[expert])
         else:
-            model.matrix(f"{name}ffn_{part}_exps.weight", experts, *shape, size=branch if part == "down" else 1.0)
-        if all_biases:
-            model.vector(f"{name}ffn_{part}_exps.bias", experts, shape[0])
+            model.put(f"{name}ffn_{part}_exps.weight", values)
+    for part, values in vectors.items():
+        model.writer.add_tensor(f"{name}ffn_{part}_exps.bias", values)
     if all_biases:
         model.vector(name + "ffn_gate_inp.bias", experts)
     if shared:
@@ -158,6 +168,17 @@ def cases():
     """Architecture, weight type and options of each model."""
     for arch, options in models():
         yield arch, options.pop("dtype", "F32"), {"experts": 6, **options}
+
+
+def layouts():
+    """The same of files that have experts in other layouts. llama.cpp does not load those: it computes the same weights in stacks."""
+    for layout in ("fused", "apart"):
+        yield "llama", "F32", dict(experts=6, inner=128, layout=layout)
+        yield "llama", "F32", dict(experts=5, used=3, inner=128, layout=layout, tied=True, biases=True, layers=3)
+        yield "llama", "Q8_0", dict(experts=8, inner=128, layout=layout, heads=6, kv_heads=2)
+    yield "qwen3moe", "F32", dict(experts=7, query_norms="head", layout="fused", keys={"expert_feed_forward_length": 64})
+    options = next(gpt_oss())[1]
+    yield "gpt-oss", "F32", dict(options, experts=5, layers=2, layout="fused")
 
 
 def models():

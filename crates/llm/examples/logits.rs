@@ -1,7 +1,7 @@
 //! Prints the logits after each token, one row of numbers a line: `logits MODEL.gguf FIRST TOKENS [LENGTH TOKENS]`
 //! computes the first FIRST tokens as one batch, of which only the last row is printed, then the others one by one. Then it
 //! truncates the sequence to a length and continues with other tokens. Lists of tokens are separated by commas. Of encoders it prints
-//! the vectors of all tokens.
+//! the vectors of all tokens; if the file names a pooling, the embedding or the scores of the first FIRST tokens, of one more, and so on.
 //!
 //! `QUADRIGA_ISA` chooses the instruction set. `bench/agree_with_llama_cpp.py` compares what this prints.
 
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tokens = list(&arguments.next().ok_or("which tokens?")?)?;
     let cpu: Arc<dyn Backend> = Arc::new(quadriga_cpu::Backend::new()?);
     if model.hyperparameters().encoder {
-        return print_vectors(model, cpu, &tokens);
+        return print_vectors(model, cpu, &tokens, first);
     }
     // As few slots as possible, so that windows have to make room.
     let window_slots = model.hyperparameters().window().map_or(0, |window| window - 1 + first);
@@ -44,11 +44,18 @@ fn print_vectors(
     model: Model,
     cpu: Arc<dyn Backend>,
     tokens: &[u32],
+    first: usize,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let width = model.hyperparameters().width;
-    let options =
-        EmbedderOptions { pooling: Some(Pooling::None), normalize: false, ..EmbedderOptions::default() };
+    let pooling = model.hyperparameters().pooling.unwrap_or(Pooling::None);
+    let options = EmbedderOptions { pooling: Some(pooling), normalize: false, ..EmbedderOptions::default() };
     let mut embedder = Embedder::new(model, &Scheduler::new([cpu]), options, &mut |_| {})?;
+    if pooling != Pooling::None {
+        for text_tokens in (first..=tokens.len()).filter_map(|length| tokens.get(..length)) {
+            println!("{}", text(&embedder.embed_tokens(text_tokens)?));
+        }
+        return Ok(());
+    }
     for row in embedder.embed_tokens(tokens)?.chunks(width) {
         println!("{}", text(row));
     }
