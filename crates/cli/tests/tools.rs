@@ -219,6 +219,8 @@ fn check_runs_the_suite_on_a_device() {
     let single = total(&["--sample", "1"]);
     let sum = single.iter().find(|line| line.starts_with("total")).unwrap();
     assert_eq!(sum.split_whitespace().nth(1), Some("1"), "{single:?}");
+    // States that are not zero when the run begins.
+    output(&mut quadriga(["check", "*heads 4/1 of 128, 4097 rows*"])).success();
     // Parts together are the whole.
     let cases = |part: &str| -> usize {
         let report = total(&["soft_max", "--part", part]);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_conformance::{BackendTarget, Case, Outputs, Suite, Target, TargetError, run_cases};
+use quadriga_graph::TensorKind;
 use quadriga_llm::judge;
 use quadriga_runtime::{Backend, RuntimeError, Scheduler, Session};
 use quadriga_view::format::plural;
@@ -215,8 +216,12 @@ impl ScheduledTarget {
     fn compute(&self, case: &Case) -> Result<Outputs, RuntimeError> {
         let plan = Scheduler::new([Arc::clone(&self.backend)]).plan(&case.graph)?;
         let mut session: Session = plan.session()?;
+        let is_state = |name: &str| {
+            let leaf = case.graph.leaf(name).and_then(|leaf| case.graph.get(leaf));
+            leaf.is_some_and(|tensor| tensor.kind() == TensorKind::State)
+        };
         for (name, bytes) in &case.inputs {
-            session.set(name, bytes)?;
+            if is_state(name) { session.write_state(name, bytes)? } else { session.set(name, bytes)? }
         }
         session.run(&[])?;
         case.graph.outputs().iter().map(|(name, _)| session.read::<u8>(name)).collect()

@@ -6,6 +6,7 @@ use quadriga_graph::{DType, Graph, NodeId, Op, TensorId, layer_of};
 use quadriga_runtime::{Cost, Plan, Rates};
 use serde::Serialize;
 
+use super::expert_ranks::DividedExperts;
 use super::parts::largest_leaf;
 use super::{PlacedModel, Placement, neurons};
 use crate::engine::EngineOptions;
@@ -54,6 +55,18 @@ impl BatchEstimate {
         rates: &[Rates],
         hits: SlotHits,
     ) -> BatchEstimate {
+        BatchEstimate::of_rank(plan, tokens, visible_slots, rates, hits, None)
+    }
+
+    /// The estimate for a rank that has a part of the experts.
+    pub(super) fn of_rank(
+        plan: &Plan,
+        tokens: usize,
+        visible_slots: usize,
+        rates: &[Rates],
+        hits: SlotHits,
+        experts: Option<DividedExperts>,
+    ) -> BatchEstimate {
         let (graph, splits) = (plan.graph(), plan.splits());
         let mut estimate = BatchEstimate {
             tokens,
@@ -77,7 +90,9 @@ impl BatchEstimate {
             for node in splits.nodes_of(number) {
                 let dtype = largest_leaf(graph, *node).map_or(DType::F32, |(_, dtype)| dtype);
                 let share = expert_share(graph, *node, hits) * neurons::active_share(graph, *node);
-                let mut own = share * rates_here.seconds(Cost::of(graph, *node), dtype);
+                let cost = Cost::of(graph, *node);
+                let cost = experts.map_or(cost, |experts| experts.cost(graph, *node, cost));
+                let mut own = share * rates_here.seconds(cost, dtype);
                 if matches!(graph[*node].op(), Op::MulMat | Op::MulMatId | Op::Attention(_)) {
                     own += rates_here.launch;
                 }

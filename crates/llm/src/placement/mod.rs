@@ -18,6 +18,7 @@ mod context;
 mod devices;
 mod estimate;
 mod expert_choice;
+mod expert_ranks;
 mod expert_slots;
 mod neuron_slots;
 mod neurons;

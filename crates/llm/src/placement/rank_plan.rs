@@ -8,6 +8,7 @@ use quadriga_runtime::Plan;
 use serde::Serialize;
 
 use super::estimate::usual_slots;
+use super::expert_ranks::DividedExperts;
 use super::{BatchEstimate, Devices, PlacedModel, Placement, SlotHits};
 use crate::engine::EngineOptions;
 use crate::model::Model;
@@ -114,7 +115,10 @@ impl Placement {
                 // Ranks have no slots for experts.
                 let hits = SlotHits::WithoutLocality;
                 let plan = Engine::plan_batch(&part, &placed.scheduler, &options, tokens, slots)?;
-                let seconds = BatchEstimate::of(&plan, tokens, slots, &rates, hits).seconds();
+                let experts = part.hyperparameters().layers.iter().find_map(|layer| layer.experts);
+                let experts = experts.map(|experts| DividedExperts::new(experts, tokens));
+                let estimate = BatchEstimate::of_rank(&plan, tokens, slots, &rates, hits, experts);
+                let seconds = estimate.seconds();
                 Ok((seconds, Exchanges::of(&plan, grid, link)))
             };
             let (compute_seconds, exchanged) = estimate(1, usual_slots(&options))?;
