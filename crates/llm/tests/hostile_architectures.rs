@@ -362,6 +362,23 @@ fn tensors_that_change_nothing_are_accepted() {
         parts.vector(name, 8, 0.0, 1.0);
     }
     assert!(parts.model().is_ok(), "{:?}", parts.model().err());
+    // The last layers attend to the keys and values of others, and have matrices for their own.
+    let recipe = family("gemma3n");
+    let mut parts = recipe.parts();
+    let shared =
+        recipe.model().hyperparameters().layers.iter().map(|layer| layer.shares_cache_of).collect::<Vec<_>>();
+    assert!(shared.last().unwrap().is_some());
+    for layer in (0..recipe.layers).filter(|layer| shared[*layer].is_some()) {
+        for part in ["attn_k", "attn_v"] {
+            let dims = [recipe.kv_heads * recipe.key_length, recipe.width];
+            parts.matrix(&format!("blk.{layer}.{part}.weight"), DType::F32, dims, 1.0);
+        }
+        parts.vector(&format!("blk.{layer}.attn_k_norm.weight"), recipe.key_length, 1.0, 0.5);
+    }
+    assert!(parts.model().is_ok(), "{:?}", parts.model().err());
+    // Not so in a layer with keys and values of its own.
+    parts.vector("blk.0.attn_k_other.weight", 8, 0.0, 1.0);
+    assert!(parts.model().is_err());
 }
 
 #[test]

@@ -16,6 +16,9 @@ const NAMED: usize = 3;
 const HARMLESS: [&str; 5] =
     ["attn_rot_embd.weight", "rot_embd.weight", "rope_freqs.weight", "gpu_idx", "gpu_bucket"];
 
+/// Tensors that make keys and values. Files of Gemma 3n have them in all layers, also in those that attend to others' keys and values.
+const OF_KEYS_AND_VALUES: [&str; 3] = ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"];
+
 /// Tensors of no layer that change nothing, and the beginnings of the names of those that encode pictures and sound.
 const OF_NO_LAYER: [&str; 4] = ["rope_freqs.", "rope_factors_", "v.", "mm."];
 
@@ -51,7 +54,14 @@ fn is_harmless(name: &str, hyper: &Hyperparameters) -> bool {
     let is_predictor = hyper.predictor_threshold.is_some() && ["fc1.weight", "fc2.weight"].contains(&part);
     // The matrices of latent attention may be there in both layouts.
     let is_double = hyper.latent.is_some() && part == "attn_kv_b.weight";
-    is_skipped || is_predictor || is_double || HARMLESS.contains(&part) || part.ends_with(".input_scale")
+    let shares = hyper.layers.get(layer).is_some_and(|layer| layer.shares_cache_of.is_some());
+    let is_shared = shares && OF_KEYS_AND_VALUES.contains(&part);
+    is_skipped
+        || is_predictor
+        || is_double
+        || is_shared
+        || HARMLESS.contains(&part)
+        || part.ends_with(".input_scale")
 }
 
 /// The key that is most likely wrong.
