@@ -105,6 +105,9 @@ fn other_operations_count_per_element() {
         ("convolution of a sequence", 2 * 8 * 2 * 2, |g, x| {
             x.ssm_conv(g.weight("k", Weight::new(DType::F32, [8, 2])))
         }),
+        ("convolution with a longer kernel", 8 * 2 * 3, |g, x| {
+            x.ssm_conv(g.weight("k", Weight::new(DType::F32, [8, 3])))
+        }),
         ("im2col", 0, |_, x| x.reshape([1, 1, 3, 8]).im2col(Window::new([2, 2]), DType::F32)),
         ("get rows", 0, |g, x| x.get_rows(g.input("ids", DType::I32, [2]))),
         ("concat", 0, |_, x| x.concat(0, &[x])),

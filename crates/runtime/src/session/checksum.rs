@@ -76,4 +76,9 @@ mod tests {
         }
         assert_ne!(sum(&[&[0; 8]]), sum(&[&[0; 7]]));
     }
+    /// Saved states hold it: another one would refuse all that were saved before.
+    #[test]
+    fn the_sum_of_some_bytes_stays_as_it_is() {
+        assert_eq!(sum(&[b"QDRGSTAT and more"]), 0xb37d_52cd_bf23_325a);
+    }
 }

@@ -141,4 +141,12 @@ fn weights_in_a_layout_of_the_device_are_listed_as_packed() {
         let weights: Vec<_> = said.storages.iter().filter(|s| s.usage == StorageUse::Weight).collect();
         assert!(weights.len() == 2 && weights.iter().all(|weight| weight.packed == packed), "{weights:?}");
     }
+    // What packs the first operand of a matmul does not serve the second one.
+    let g = GraphBuilder::new();
+    let w = g.weight("w", Weight::with_data(DType::F32, [8, 8], vec![0.5f32; 64].as_slice()));
+    g.output("y", w.mul_mat(g.input("x", DType::F32, [1, 8])));
+    g.output("squares", w.mul_mat(w));
+    let packs = Sim::new("packs").packs_weights().build();
+    let said = Scheduler::new(packs).plan(g.finish().unwrap()).unwrap().explain();
+    assert!(said.storages.iter().all(|storage| !storage.packed), "{:?}", said.storages);
 }

@@ -285,3 +285,20 @@ fn small_weights_are_streamed_where_every_result_is_four_times_as_large() {
     };
     assert!(streams_bias(4, false) && !streams_bias(3, false) && !streams_bias(4, true));
 }
+
+#[test]
+fn attention_counts_a_product_with_every_key_and_every_value() {
+    let g = GraphBuilder::new();
+    let [k, v] = ["s.k", "s.v"].map(|name| g.state(name, DType::F32, [1, 5, 8]));
+    // Two heads of three queries.
+    let q = g.input("q", DType::F32, [2, 3, 8]);
+    g.output("y", q.attention(k, v, AttentionOptions::new()));
+    let graph = g.finish().unwrap();
+    let operations = 2 * 5 * (2 * 3 * 8 + 2 * 3 * 8);
+    for (min_operations, streams) in [(operations, true), (operations + 1, false)] {
+        let streaming = WeightStreaming { operations_per_byte: 0, min_operations };
+        let plan = scheduler(Some(streaming)).plan(&graph).unwrap();
+        let is_streamed = |node| matches!(plan.decision(node).unwrap().reason, Reason::Streams { .. });
+        assert_eq!(graph.node_ids().any(is_streamed), streams);
+    }
+}
