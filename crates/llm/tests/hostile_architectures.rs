@@ -287,7 +287,7 @@ fn keys_of_heads_with_windows_are_read_or_refused() {
         let hyper = parts.model().unwrap().hyperparameters().clone();
         for layer in hyper.layers.iter() {
             let found = layer.rope.map(|rope| rope.base);
-            let wanted = if layer.window.is_some() { 777.0 } else { recipe.rope_base as f32 };
+            let wanted = if layer.window.is_some() { 777.0 } else { recipe.rope_base };
             assert!(found.is_none_or(|base| base == wanted), "{}: {found:?}", recipe.architecture);
         }
         for (key, length) in [
