@@ -455,10 +455,17 @@ fn a_device_that_copies_no_slices_copies_whole_weights() {
     let mut kept = scheduler(device(), None).plan(&graph).unwrap().session().unwrap();
     assert_eq!(run(&mut streamed, FOUR.tokens).unwrap(), run(&mut kept, FOUR.tokens).unwrap());
     let x = vec![0.5f32; FOUR.tokens * WIDTH];
-    let [y, same] = [&mut streamed, &mut kept].map(|session| {
+    let [y, same] = [(&mut streamed, 3 * FOUR.layers), (&mut kept, 0)].map(|(session, copies)| {
         session.set("x", &x).unwrap();
         let trace = session.debug().trace(Detail::Operations).unwrap();
         assert!(!trace.splits.is_empty());
+        // Which experts were used is not known: the most that may have been copied is, and none were copied in advance.
+        let selected: Vec<_> = trace.copies.iter().filter(|copy| copy.selected).collect();
+        assert!(
+            selected.iter().all(|copy| !copy.exact && copy.bytes == FOUR.experts * 16 * WIDTH * 4),
+            "{selected:?}"
+        );
+        assert_eq!(selected.len(), copies);
         session.read::<f32>("y").unwrap()
     });
     assert_eq!(y, same);

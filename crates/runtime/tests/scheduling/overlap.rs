@@ -6,6 +6,8 @@ use quadriga_graph::{DType, Graph, GraphBuilder, TensorId};
 use quadriga_runtime::{Backend, Scheduler};
 use quadriga_sim::Sim;
 
+use crate::common::{chain, chain_input};
+
 /// Nodes on one device, each of which a node of a chain on the other reads.
 fn alternating(steps: usize) -> (Graph, Vec<TensorId>, Vec<TensorId>) {
     let g = GraphBuilder::new();
@@ -88,4 +90,16 @@ fn the_inputs_of_the_next_run_are_uploaded_while_a_run_computes() {
     }
     session.wait().unwrap();
     assert!(a.seconds() <= 22.0, "{} s for 20 runs of 1 s with inputs of 1 s", a.seconds());
+}
+
+#[test]
+fn a_run_is_done_when_its_time_is_over() {
+    let a = Sim::new("a").node_seconds(1.0).timed_polls().build();
+    let mut session = Scheduler::new([a]).plan(chain(3)).unwrap().session().unwrap();
+    assert!(session.is_done().unwrap(), "nothing was started");
+    session.set("x", &chain_input()).unwrap();
+    session.start().unwrap();
+    assert!(!session.is_done().unwrap());
+    session.wait().unwrap();
+    assert!(session.is_done().unwrap());
 }

@@ -7,7 +7,7 @@ use quadriga_runtime::{
     Backend, BackendError, HostMemory, Layout, Region, SplitSource, TensorPlace, Usage, check_range,
     compute_once,
 };
-use quadriga_sim::Sim;
+use quadriga_sim::{FaultPoint, Sim};
 
 use crate::common::host;
 
@@ -122,4 +122,28 @@ fn host_memory_has_the_address_and_the_bytes_that_it_was_made_of() {
     let memory = unsafe { HostMemory::new(pointer, 48, Arc::new(bytes)) };
     assert_eq!((memory.pointer(), memory.bytes()), (pointer, 48));
     assert_eq!(memory.clone().pointer(), pointer);
+}
+
+#[test]
+fn memory_is_allocated_for_one_run_only_if_scratch_memory_is_missing() {
+    let g = GraphBuilder::new();
+    g.output("y", g.input("x", DType::F32, [2]).sqr());
+    let graph = g.finish().unwrap();
+    for (needed, given, allocations) in
+        [(0, None, 0), (100, Some(100), 0), (100, Some(99), 1), (100, None, 1)]
+    {
+        let sim = Sim::new("a").scratch(needed).device();
+        let places: Vec<Region> = graph.tensors().iter().map(|t| region(&*sim, t.bytes())).collect();
+        let place =
+            |id: TensorId| Some(TensorPlace { region: places[id.index()].clone(), layout: Layout::Plain });
+        let nodes: Vec<_> = graph.node_ids().collect();
+        let scratch = given.map(|bytes| region(&*sim, bytes));
+        let before = sim.counts().of(FaultPoint::Allocation);
+        compute_once(
+            &*sim,
+            &SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true, scratch },
+        )
+        .unwrap();
+        assert_eq!(sim.counts().of(FaultPoint::Allocation) - before, allocations, "{needed} {given:?}");
+    }
 }
