@@ -118,7 +118,7 @@ impl CustomCode {
         Ok(CustomCode { code: Arc::new(KernelCode { text, entry, key }), threads: 256 })
     }
 
-    /// Threads of a block: at least 1 and at most 1,024. [256]
+    /// Threads of a block: at least 1 and at most 1,024. [default: 256]
     #[must_use]
     pub fn threads(mut self, threads: u32) -> CustomCode {
         self.threads = threads.clamp(1, MAX_THREADS);
