@@ -204,6 +204,7 @@ fn invalid_option_values_exit_with_code_2() {
     }
     for (line, parts) in [
         (&["check", "--sample", "x"][..], &["'x'", "--sample", "at least 1"][..]),
+        (&["check", "--part", "4/3"], &["'4/3'", "--part", "such as 2/8"]),
         (&["check", "--seed", "-1"], &["'-1'", "--seed", "whole number"]),
         (&["synth", "-o", "x", "--layers", "x"], &["'x'", "--layers", "whole number"]),
         (&["synth", "-o", "x", "--context", "0"], &["'0'", "--context", "from 1"]),
