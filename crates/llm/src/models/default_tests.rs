@@ -39,7 +39,8 @@ fn dense() -> [(&'static str, OwnedValue); 2] {
 }
 
 fn latent(more: &[(&'static str, OwnedValue)]) -> Vec<(&'static str, OwnedValue)> {
-    let usual: [(&str, OwnedValue); 4] = [
+    let usual: [(&str, OwnedValue); 5] = [
+        ("attention.head_count_kv", 1u32.into()),
         ("attention.kv_lora_rank", 20u32.into()),
         ("rope.dimension_count", 8u32.into()),
         ("attention.key_length", 24u32.into()),
