@@ -275,9 +275,12 @@ fn a_top_p_of_0_is_greedy() {
 fn old_functions_and_empty_lists_of_tools_are_refused() {
     let server = TestServer::start();
     let tool = json!({ "type": "function", "function": { "name": "f", "parameters": { "type": "object" } } });
-    let allowed = json!({ "type": "allowed_tools", "allowed_tools": { "mode": "required", "tools": [] } });
+    let allowed =
+        |mode: &str| json!({ "type": "allowed_tools", "allowed_tools": { "mode": mode, "tools": [] } });
+    let of_tools = |mode: &str| json!({ "tools": [tool], "tool_choice": allowed(mode) });
     for (more, field) in [
-        (json!({ "tools": [tool], "tool_choice": allowed }), "tool_choice.allowed_tools.tools"),
+        (of_tools("required"), "tool_choice.allowed_tools.tools"),
+        (of_tools("auto"), "tool_choice.allowed_tools.tools"),
         (json!({ "functions": [{ "name": "f" }] }), "functions"),
         (json!({ "function_call": "auto" }), "function_call"),
     ] {

@@ -203,8 +203,8 @@ pub fn tool_choice(fields: &Fields<'_>, tools: &[Value]) -> Result<ToolChoice, A
                         }
                         names.push(name.to_owned());
                     }
-                    if required && names.is_empty() {
-                        return Err(allowed.error("tools", "is empty, but a call is required"));
+                    if names.is_empty() {
+                        return Err(allowed.error("tools", "is empty; \"none\" in place of it forbids calls"));
                     }
                     ToolChoice::Allowed { names, required }
                 }
