@@ -8,6 +8,8 @@
     reason = "tests"
 )]
 
+mod common;
+
 use std::sync::Arc;
 
 use quadriga_conformance::{BackendTarget, Tolerance, custom_cases, run_cases};
@@ -17,19 +19,7 @@ use quadriga_graph::{
 };
 use quadriga_runtime::{Backend, RuntimeError, Scheduler};
 
-fn device() -> Option<Arc<dyn Backend>> {
-    match quadriga_cuda::Backend::new(0) {
-        Ok(backend) => Some(Arc::new(backend)),
-        Err(reason) => {
-            println!("skipped, there is no GPU: {reason}");
-            None
-        }
-    }
-}
-
-fn cpu() -> Arc<dyn Backend> {
-    Arc::new(quadriga_cpu::Backend::builder().threads(2).build().unwrap())
-}
+use common::{cpu, device};
 
 /// `x³` with any strides.
 const CUBE: &str = r#"

@@ -8,6 +8,8 @@
     reason = "tests"
 )]
 
+mod common;
+
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,19 +19,7 @@ use quadriga_runtime::{
     Backend, BackendError, Region, Scheduler, SplitSource, TensorPlace, Usage, WeightLayout, compute_once,
 };
 
-fn device() -> Option<Arc<dyn Backend>> {
-    match quadriga_cuda::Backend::new(0) {
-        Ok(backend) => Some(Arc::new(backend)),
-        Err(reason) => {
-            println!("skipped, there is no GPU: {reason}");
-            None
-        }
-    }
-}
-
-fn cpu() -> Arc<dyn Backend> {
-    Arc::new(quadriga_cpu::Backend::builder().threads(1).build().unwrap())
-}
+use common::{cpu, device};
 
 fn norm_and_matmul() -> Graph {
     let g = GraphBuilder::new();
@@ -164,7 +154,7 @@ fn events_of_other_backends_and_of_ended_queues_are_harmless() {
     let g = GraphBuilder::new();
     g.output("y", g.input("x", DType::F32, [1 << 16]).silu().sqr());
     let graph = g.finish().unwrap();
-    // Each session ends while its last run may be under way; events are made and dropped in large numbers.
+    // Each session ends while its last run may still be running; events are made and dropped in large numbers.
     for round in 0..50 {
         let plan = Scheduler::new([Arc::clone(&cuda), cpu()]).plan(&graph).unwrap();
         let (mut first, mut second) = (plan.session().unwrap(), plan.session().unwrap());

@@ -8,20 +8,14 @@
     reason = "tests"
 )]
 
+mod common;
+
 use std::sync::Arc;
 
 use quadriga_graph::{DType, Data, Graph, GraphBuilder, Weight};
 use quadriga_runtime::{Backend, BackendError, RuntimeError, Scheduler, Usage};
 
-fn device() -> Option<Arc<dyn Backend>> {
-    match quadriga_cuda::Backend::new(0) {
-        Ok(backend) => Some(Arc::new(backend)),
-        Err(reason) => {
-            println!("skipped, there is no GPU: {reason}");
-            None
-        }
-    }
-}
+use common::device;
 
 /// `rows` products with an f32 matrix of so many megabytes.
 fn graph(megabytes: usize, rows: usize) -> Graph {

@@ -8,6 +8,8 @@
     reason = "tests"
 )]
 
+mod common;
+
 use std::sync::Arc;
 
 use quadriga_graph::{DType, Graph, GraphBuilder, NodeId, TensorId, Weight};
@@ -16,19 +18,7 @@ use quadriga_runtime::{
     SplitSource, TensorPlace, Usage, compute_once, copy_region,
 };
 
-fn device() -> Option<Arc<dyn Backend>> {
-    match quadriga_cuda::Backend::new(0) {
-        Ok(backend) => Some(Arc::new(backend)),
-        Err(reason) => {
-            println!("skipped, there is no GPU: {reason}");
-            None
-        }
-    }
-}
-
-fn cpu() -> Arc<dyn Backend> {
-    Arc::new(quadriga_cpu::Backend::builder().threads(2).build().unwrap())
-}
+use common::{cpu, device};
 
 /// y = 2 x + s, z = 3 small, s = s + x; `rows` of 64.
 fn graph(rows: usize) -> Graph {
