@@ -51,6 +51,19 @@ fn cuda_has_kernels_for_every_architecture() {
 }
 
 #[test]
+fn tied_files_can_be_opened_or_are_not_written() {
+    let folder = tempfile::tempdir().unwrap();
+    for (number, architecture) in models::architectures().enumerate() {
+        let path = folder.path().join(format!("{number}.gguf"));
+        let written = output(quadriga(["synth", "--arch", architecture, "--tied", "-o"]).arg(&path));
+        match written.code {
+            Some(0) => drop(Model::open(&path).unwrap_or_else(|error| panic!("{architecture}: {error}"))),
+            _ => drop(written.failed(2, &[architecture, "output matrix of its own"])),
+        }
+    }
+}
+
+#[test]
 fn every_type_can_be_run() {
     let types = DType::all().filter(|dtype| dtype.is_computable());
     let architectures = ["llama", "qwen2", "qwen3"].into_iter().cycle();

@@ -295,6 +295,11 @@ impl SynthArgs {
     /// Keys and tensors of the file.
     fn describe(&self) -> Outcome<Description> {
         let architecture = self.architecture()?;
+        if self.tied && shapes::is_never_tied(architecture) {
+            return Err(Failure::Usage(format!(
+                "{architecture} has an output matrix of its own; leave --tied out"
+            )));
+        }
         let keys = self.keys(architecture)?;
         let mut description = Description { architecture, keys, tensors: Vec::new() };
         let mut writer = Writer::new();

@@ -309,6 +309,11 @@ pub(super) fn special(architecture: &str) -> Keys {
     }
 }
 
+/// Whether models of an architecture always have an output matrix of their own.
+pub(super) fn is_never_tied(architecture: &str) -> bool {
+    matches!(architecture, "gpt-oss" | "olmoe" | "qwen2moe")
+}
+
 /// Whether a model of an architecture has a tensor that models of other architectures may lack.
 pub(super) fn has_optional(architecture: &str, tied: bool, name: &str) -> bool {
     let part = name
