@@ -181,7 +181,7 @@ fn sources(rates: &[Rates], names: &[&str]) -> String {
     let mut text = format!("Rates: {}", list(&names.iter().zip(rates).map(rate).collect::<Vec<_>>()));
     if let Some(link) = rates.first().filter(|_| rates.len() > 1) {
         let (bandwidth, wait) = (count(link.link), seconds(link.rendezvous));
-        text.push_str(&format!("; {bandwidth}B/s and {wait} a crossing between them are assumed"));
+        text.push_str(&format!("; {bandwidth}B/s and an assumed {wait} a crossing between them"));
     }
     if rates.iter().any(|rates| !rates.measured) {
         text.push_str("; `quadriga devices --measure` measures");

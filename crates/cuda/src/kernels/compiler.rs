@@ -47,8 +47,7 @@ pub(super) fn compile_custom(source: &str, architecture: &str) -> Result<Vec<u8>
 
 /// Compiles a text with NVRTC; the error is its log.
 fn compile_text(title: &str, source: &str, architecture: &str, options: &[&str]) -> Result<Vec<u8>, String> {
-    let fail = |log: String| log;
-    let c_text = |text: &str| CString::new(text).map_err(|_| fail("a zero byte in the source".into()));
+    let c_text = |text: &str| CString::new(text).map_err(|_| "a zero byte in the source".to_owned());
     let (source, title) = (c_text(source)?, c_text(title)?);
     let architecture = format!("--gpu-architecture={architecture}");
     let options = [architecture.as_str()].into_iter().chain(options.iter().copied());
@@ -68,7 +67,7 @@ fn compile_text(title: &str, source: &str, architecture: &str, options: &[&str])
             std::ptr::null(),
         );
         if created != ok {
-            return Err(fail(format!("{created:?}")));
+            return Err(format!("{created:?}"));
         }
         let compiled = nvrtc::nvrtcCompileProgram(program, pointers.len() as i32, pointers.as_ptr());
         let result = if compiled == ok {
@@ -79,7 +78,7 @@ fn compile_text(title: &str, source: &str, architecture: &str, options: &[&str])
                 image.resize(size, 0u8);
                 code = nvrtc::nvrtcGetCUBIN(program, image.as_mut_ptr().cast());
             }
-            if code == ok { Ok(image) } else { Err(fail(format!("{code:?}"))) }
+            if code == ok { Ok(image) } else { Err(format!("{code:?}")) }
         } else {
             let mut size = 0;
             let mut log = Vec::new();
@@ -87,7 +86,7 @@ fn compile_text(title: &str, source: &str, architecture: &str, options: &[&str])
                 log.resize(size, 0u8);
                 let _ = nvrtc::nvrtcGetProgramLog(program, log.as_mut_ptr().cast());
             }
-            Err(fail(String::from_utf8_lossy(&log).trim_end_matches('\0').to_owned()))
+            Err(String::from_utf8_lossy(&log).trim_end_matches('\0').to_owned())
         };
         let _ = nvrtc::nvrtcDestroyProgram(&mut program);
         result
