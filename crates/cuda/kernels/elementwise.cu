@@ -14,7 +14,7 @@ __device__ float unary(int op, float x, float p, float q) {
     case UNARY_STEP: return x > 0.0f ? 1.0f : 0.0f;
     case UNARY_RELU: return fmaxf(x, 0.0f);
     case UNARY_GELU: return gelu(x);
-    case UNARY_GELU_ERF: return 0.5f * x * (1.0f + erff(x * 0.70710678118654752440f));
+    case UNARY_GELU_ERF: return 0.5f * x * erfcf(x * -0.70710678118654752440f);   // 1 + erf cancels for negative x
     case UNARY_GELU_QUICK: return x * sigmoid(1.702f * x);
     case UNARY_SILU: return x * sigmoid(x);
     case UNARY_SIGMOID: return sigmoid(x);

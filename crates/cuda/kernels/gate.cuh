@@ -1,8 +1,9 @@
 // The activations of gated units.
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+// By the tanh approximation: x/2 (1 + tanh u) = x · sigmoid(2u), where nothing cancels for negative x.
 __device__ __forceinline__ float gelu(float x) {
-    return 0.5f * x * (1.0f + tanhf(0.79788456080286535588f * x * (1.0f + 0.044715f * x * x)));
+    return x * sigmoid(1.59576912160573071176f * x * (1.0f + 0.044715f * x * x));
 }
 
 // activation(gate) · up; `op` is one of GATE_….
