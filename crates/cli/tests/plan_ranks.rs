@@ -47,3 +47,19 @@ fn the_text_names_parts_speeds_and_what_is_not_possible() {
     assert!(out.contains("tok/s") && out.contains("sent by a rank"), "{out}");
     assert!(out.contains("tensor=16,pipeline=1: several ranks: layer 0 has 8 KV heads"), "{out}");
 }
+
+/// Ranks wait for each other after attention and after the feed-forward network, so a rank that must have more heads gets no fewer
+/// columns for it: the vocabulary makes up for its memory.
+#[test]
+fn columns_are_even_where_heads_cannot_be() {
+    let command = ["plan", "--preset", "135m", "--type", "q4_0", "-c", "4096", "-q", "--json"];
+    let out = output(quadriga(command).args(["--ranks", "2", "--parallelism", "tensor=2"])).success().out;
+    let report: Value = serde_json::from_str(&out).unwrap();
+    let alone = report["alone"]["ranks"][0]["weights"].as_f64().unwrap();
+    for (rank, heads) in [(0, "60 of 90 KV heads"), (1, "30 of 90 KV heads")] {
+        let of = &report["chosen"]["ranks"][rank];
+        let holds = of["holds"].as_str().unwrap();
+        assert!(holds.contains(heads) && holds.contains("23040 of 46080 feed-forward columns"), "{holds}");
+        assert!(of["weights"].as_f64().unwrap() <= 1.05 * alone / 2.0, "{of}");
+    }
+}

@@ -1,15 +1,19 @@
 //! Which heads, feed-forward columns, experts, vocabulary rows or layers each rank has.
 //!
-//! Boundaries are at whole blocks of quantized rows; between those, work is balanced by the bytes of the weights.
+//! Boundaries are at whole blocks of quantized rows; between those, work is balanced by the bytes of the weights. Ranks wait for each
+//! other after attention and after the feed-forward network, so each is balanced by itself, as far as memory allows.
 
 use std::ops::Range;
 
 use quadriga_gguf::File;
 
 use super::Cut;
-use super::stages::{LayerBytes, balanced_stages};
+use super::layer_parts::{
+    HeadGroups, LayerParts, LayerRanges, RankRanges, balanced, bytes_of, refused, slowest,
+};
+use super::stages::{LayerBytes, MOST_HELD, balanced_stages};
+use crate::Result;
 use crate::hyperparameters::{Hyperparameters, LayerShape};
-use crate::{Error, Result};
 
 /// Architectures whose layers consist of the parts that [`TensorDivision::cut`] names.
 const DIVISIBLE: &[&str] = &[
@@ -28,6 +32,10 @@ const DIVISIBLE: &[&str] = &[
 /// Vocabulary rows that stay together: those that the CPU backend packs as a group.
 const ROW_GROUP: usize = 16;
 
+/// How far parts that can be divided finely make up for those that cannot, in the divisions that are compared: by nothing, with which
+/// ranks wait least for each other, to all of it, with which they hold alike.
+const SHARES: [f64; 5] = [0.0, 0.25, 0.5, 0.75, 1.0];
+
 /// A rank's part of every layer of a stage.
 #[derive(Debug)]
 pub(super) struct TensorDivision {
@@ -35,8 +43,7 @@ pub(super) struct TensorDivision {
     layers: Vec<LayerDivision>,
     /// The vocabulary rows of each rank.
     vocabulary: Vec<Range<usize>>,
-    /// The bytes of the stage's layers that a token reads on the rank that takes longest, as many as a rank of mean speed reads in that
-    /// time.
+    /// Bytes that a rank of mean speed reads in the time of the stage's layers: after each part of a layer all wait for the slowest.
     heaviest: f64,
 }
 
@@ -55,53 +62,6 @@ struct LayerDivision {
     experts: Range<usize>,
 }
 
-/// Groups of heads that are not divided: a KV head with its queries, or one head of latent attention, whose cache all ranks have.
-#[derive(Clone, Copy, Debug)]
-struct HeadGroups {
-    count: usize,
-    /// The queries of a group.
-    queries: usize,
-    /// The heads of the KV cache are divided, too.
-    cached: bool,
-    /// Elements of a query, and of what `attn_output` has of it.
-    key_length: usize,
-    value_length: usize,
-    /// Rows of a head's keys and values in one matrix, with latent attention.
-    both: usize,
-}
-
-impl HeadGroups {
-    fn of(hyper: &Hyperparameters, shape: &LayerShape) -> HeadGroups {
-        let LayerShape { heads, kv_heads, key_length, value_length, .. } = *shape;
-        match hyper.latent {
-            None => HeadGroups {
-                count: kv_heads,
-                queries: heads / kv_heads.max(1),
-                cached: true,
-                key_length,
-                value_length,
-                both: 0,
-            },
-            Some(latent) => HeadGroups {
-                count: heads,
-                queries: 1,
-                cached: false,
-                key_length: latent.key_length(),
-                value_length: latent.value_length,
-                both: latent.plain + latent.value_length,
-            },
-        }
-    }
-
-    fn name(&self) -> &'static str {
-        if self.cached { "KV heads" } else { "heads" }
-    }
-}
-
-fn refused(reason: impl Into<String>) -> Error {
-    Error::Ranks { reason: reason.into() }
-}
-
 impl TensorDivision {
     /// The part of one of several ranks that have these speeds.
     pub(super) fn new(
@@ -113,37 +73,22 @@ impl TensorDivision {
     ) -> Result<TensorDivision> {
         check(file, hyper)?;
         let size = speeds.len();
-        let mut loads = vec![0.0; size];
-        let mut layers = Vec::new();
+        let mut parts = Vec::new();
         for (index, shape) in hyper.layers.iter().enumerate() {
-            let mut elsewhere = vec![0.0; size];
-            let loads = if stage.contains(&index) { &mut loads } else { &mut elsewhere };
-            let attention = HeadGroups::of(hyper, shape);
-            let [groups, columns, experts] = divide_layer(file, index, (shape, attention), speeds, loads)?;
-            let part = |ranges: &[Range<usize>]| ranges.get(rank).cloned().unwrap_or_default();
-            layers.push(LayerDivision {
-                shape: shape.clone(),
-                attention,
-                groups: part(&groups),
-                feed_forward: part(&columns),
-                experts: part(&experts),
-            });
+            parts.push(LayerParts::new(file, index, shape, HeadGroups::of(hyper, shape), size)?);
         }
-        let head =
-            if file.find_tensor("output.weight").is_some() { "output.weight" } else { "token_embd.weight" };
-        let bytes = bytes_of(file, head);
-        let group = if hyper.vocabulary >= ROW_GROUP * size { ROW_GROUP } else { 1 };
-        let groups = hyper.vocabulary.div_ceil(group);
-        if groups < size {
-            return Err(refused(format!("{} tokens cannot be divided among {size} ranks", hyper.vocabulary)));
-        }
-        let vocabulary = balanced(groups, bytes / groups as f64, &loads, speeds)
-            .into_iter()
-            .map(|range| range.start * group..(range.end * group).min(hyper.vocabulary))
-            .collect();
-        let mean = speeds.iter().sum::<f64>() / size.max(1) as f64;
-        let heaviest = loads.iter().zip(speeds).map(|(load, speed)| load * mean / speed).fold(0.0, f64::max);
-        Ok(TensorDivision { rank, layers, vocabulary, heaviest })
+        let vocabulary = VocabularyRows::new(file, hyper, size)?;
+        let choice = Choice::best(&parts, &vocabulary, stage, speeds);
+        let part = |ranges: &[Range<usize>]| ranges.get(rank).cloned().unwrap_or_default();
+        let layer = |(shape, ranges): (&LayerShape, &LayerRanges)| LayerDivision {
+            shape: shape.clone(),
+            attention: HeadGroups::of(hyper, shape),
+            groups: part(&ranges.groups),
+            feed_forward: part(&ranges.columns),
+            experts: part(&ranges.experts),
+        };
+        let layers = hyper.layers.iter().zip(&choice.layers).map(layer).collect();
+        Ok(TensorDivision { rank, layers, vocabulary: choice.vocabulary, heaviest: choice.in_layers })
     }
 
     /// The hyperparameters of this rank's part.
@@ -226,6 +171,87 @@ impl TensorDivision {
     }
 }
 
+/// Rows of the embedding and of the output matrix, in groups.
+struct VocabularyRows {
+    rows: usize,
+    group: usize,
+    /// Bytes of a group that all tokens read, and that are held.
+    read: f64,
+    held: f64,
+}
+
+impl VocabularyRows {
+    fn new(file: &File, hyper: &Hyperparameters, size: usize) -> Result<VocabularyRows> {
+        let rows = hyper.vocabulary;
+        let group = if rows >= ROW_GROUP * size { ROW_GROUP } else { 1 };
+        let groups = rows.div_ceil(group);
+        if groups < size {
+            return Err(refused(format!("{rows} tokens cannot be divided among {size} ranks")));
+        }
+        let (embedding, output) = (bytes_of(file, "token_embd.weight"), bytes_of(file, "output.weight"));
+        let read = if output > 0.0 { output } else { embedding } / groups as f64;
+        Ok(VocabularyRows { rows, group, read, held: (embedding + output) / groups as f64 })
+    }
+
+    /// The groups of each rank, where they make up for a share of what ranks hold otherwise.
+    fn divide(&self, held: &[f64], speeds: &[f64], share: f64) -> RankRanges {
+        let loads: Vec<f64> = held.iter().map(|held| held * share).collect();
+        balanced(self.rows.div_ceil(self.group), self.held, &loads, speeds)
+    }
+}
+
+/// A division of all layers and of the vocabulary among the ranks of a stage.
+struct Choice {
+    layers: Vec<LayerRanges>,
+    vocabulary: RankRanges,
+    /// Bytes that ranks of mean speed read in the time of a token's layers: after each part of a layer all wait for the slowest.
+    in_layers: f64,
+}
+
+impl Choice {
+    /// The division with which a token takes least, of those with which no rank holds more than its share of the memory and 5 %; if
+    /// there is none, the one with which the rank that exceeds it most holds least.
+    fn best(
+        parts: &[LayerParts],
+        vocabulary: &VocabularyRows,
+        stage: &Range<usize>,
+        speeds: &[f64],
+    ) -> Choice {
+        let mut best = (f64::INFINITY, 0.0, Vec::new());
+        for share in SHARES {
+            let layers: Vec<LayerRanges> = parts.iter().map(|parts| parts.divide(speeds, share)).collect();
+            let own = layers.get(stage.clone()).unwrap_or_default();
+            let sums = |add: &dyn Fn(usize) -> f64| (0..speeds.len()).map(add).collect::<Vec<f64>>();
+            let at = |values: &[f64], rank: usize| values.get(rank).copied().unwrap_or(0.0);
+            let held = sums(&|rank| own.iter().map(|layer| at(&layer.held, rank)).sum());
+            let in_layers: f64 =
+                own.iter().flat_map(|layer| &layer.read).map(|read| slowest(read, speeds)).sum();
+            for of_rows in SHARES {
+                let rows = vocabulary.divide(&held, speeds, of_rows);
+                let count = |rank: usize| rows.get(rank).map_or(0, ExactSizeIterator::len) as f64;
+                let read = sums(&|rank| count(rank) * vocabulary.read);
+                let held = sums(&|rank| at(&held, rank) + count(rank) * vocabulary.held);
+                let mean = held.iter().sum::<f64>() / speeds.len().max(1) as f64;
+                let excess = slowest(&held, speeds) / mean.max(f64::MIN_POSITIVE);
+                let time = in_layers + slowest(&read, speeds);
+                // A rank that holds too much is worse than any time, which all that is read bounds.
+                let cost = if excess > MOST_HELD { f64::MAX.sqrt() * excess } else { time };
+                if cost < best.0 {
+                    best = (cost, share, rows);
+                }
+            }
+        }
+        let (_, share, rows) = best;
+        let layers: Vec<LayerRanges> = parts.iter().map(|parts| parts.divide(speeds, share)).collect();
+        let own = layers.get(stage.clone()).unwrap_or_default();
+        let in_layers = own.iter().flat_map(|layer| &layer.read).map(|read| slowest(read, speeds)).sum();
+        let VocabularyRows { rows: all, group, .. } = *vocabulary;
+        let vocabulary =
+            rows.into_iter().map(|range| range.start * group..(range.end * group).min(all)).collect();
+        Choice { layers, vocabulary, in_layers }
+    }
+}
+
 impl LayerDivision {
     /// All columns of the dense feed-forward network, or of the expert that all tokens use.
     fn width(&self) -> usize {
@@ -264,119 +290,6 @@ fn check(file: &File, hyper: &Hyperparameters) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn bytes_of(file: &File, name: &str) -> f64 {
-    file.find_tensor(name).map_or(0.0, |tensor| tensor.data().len() as f64)
-}
-
-/// How many columns of a matrix stay together.
-fn block_of(file: &File, name: &str) -> usize {
-    file.find_tensor(name).map_or(1, |tensor| tensor.dtype().block_len())
-}
-
-/// What each rank has of something.
-type RankRanges = Vec<Range<usize>>;
-
-/// The KV heads, feed-forward columns and experts of each rank; adds the bytes that a token reads of each to its load.
-fn divide_layer(
-    file: &File,
-    index: usize,
-    (shape, attention): (&LayerShape, HeadGroups),
-    speeds: &[f64],
-    loads: &mut [f64],
-) -> Result<[RankRanges; 3]> {
-    let size = speeds.len();
-    let name = |part: &str| format!("blk.{index}.{part}.weight");
-    let block = block_of(file, &name("attn_output"));
-    let (count, columns) = (attention.count, attention.queries * attention.value_length);
-    // The fewest groups whose columns are whole blocks.
-    let together = (1..=count).find(|groups| (groups * columns).is_multiple_of(block));
-    let together = together.unwrap_or(count.max(1));
-    let units = count.div_ceil(together);
-    if units < size {
-        return Err(refused(format!(
-            "layer {index} has {count} {} of {columns} columns in blocks of {block}: {units} parts for {size} ranks; a pipeline can be divided by layers",
-            attention.name()
-        )));
-    }
-    let groups: Vec<Range<usize>> = balanced(units, 1.0, &vec![0.0; size], speeds)
-        .into_iter()
-        .map(|range| (range.start * together)..(range.end * together).min(count))
-        .collect();
-    let parts =
-        ["attn_q", "attn_q_b", "attn_k", "attn_v", "attn_kv_b", "attn_k_b", "attn_v_b", "attn_output"];
-    let bytes: f64 = parts.iter().map(|part| bytes_of(file, &name(part))).sum();
-    let own: Vec<f64> =
-        groups.iter().map(|groups| bytes * groups.len() as f64 / count.max(1) as f64).collect();
-    let (mut own, nothing) = (own, || vec![0..0; size]);
-    let mut experts = nothing();
-    let mut names = ["ffn_gate", "ffn_up", "ffn_down"];
-    let mut width = shape.feed_forward;
-    if let Some(mixture) = shape.experts {
-        if mixture.count < size {
-            return Err(refused(format!(
-                "layer {index} has {} experts for {size} ranks; a pipeline can be divided by layers",
-                mixture.count
-            )));
-        }
-        let parts = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_up_exps"];
-        let bytes: f64 = parts.iter().map(|part| bytes_of(file, &name(part))).sum();
-        // Of all experts, a token reads those that it uses.
-        let each = bytes / mixture.count.max(1) as f64 * mixture.used as f64 / mixture.count.max(1) as f64;
-        experts = balanced(mixture.count, each, &own, speeds);
-        for (own, range) in own.iter_mut().zip(&experts) {
-            *own += each * range.len() as f64;
-        }
-        names = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
-        width = mixture.shared_width;
-    }
-    let mut columns = nothing();
-    if width > 0 {
-        let [_, _, down] = names;
-        let block = block_of(file, &name(down));
-        let units = width / block.max(1);
-        if units < size || !width.is_multiple_of(block) {
-            return Err(refused(format!(
-                "layer {index} has {width} feed-forward columns in blocks of {block}: {units} parts for {size} ranks; a pipeline can be divided by layers"
-            )));
-        }
-        let bytes: f64 = names.iter().map(|part| bytes_of(file, &name(part))).sum();
-        let ranges = balanced(units, bytes / units as f64, &own, speeds);
-        for (own, range) in own.iter_mut().zip(&ranges) {
-            *own += bytes * range.len() as f64 / units as f64;
-        }
-        columns = ranges.iter().map(|range| range.start * block..range.end * block).collect();
-    }
-    loads.iter_mut().zip(&own).for_each(|(load, own)| *load += own);
-    Ok([groups, columns, experts])
-}
-
-/// Units of equal load for ranks that have some load already, so that all have loads in proportion to their speeds; at least one unit
-/// for each.
-fn balanced(units: usize, each: f64, loads: &[f64], speeds: &[f64]) -> Vec<Range<usize>> {
-    if each <= 0.0 {
-        return balanced(units, 1.0, &vec![0.0; loads.len()], speeds);
-    }
-    let size = loads.len().max(1);
-    let all = (loads.iter().sum::<f64>() + each * units as f64) / speeds.iter().sum::<f64>();
-    let wanted: Vec<f64> =
-        loads.iter().zip(speeds).map(|(load, speed)| (all * speed - load).max(0.0) / each).collect();
-    let scale = units as f64 / wanted.iter().sum::<f64>().max(f64::MIN_POSITIVE);
-    let (mut sum, mut start) = (0.0, 0);
-    let mut ranges = Vec::new();
-    for (rank, wanted) in wanted.iter().enumerate() {
-        sum += wanted * scale;
-        let left = size - rank - 1;
-        let end = if left == 0 {
-            units
-        } else {
-            (sum.round() as usize).clamp(start + 1, units.saturating_sub(left))
-        };
-        ranges.push(start..end);
-        start = end;
-    }
-    ranges
 }
 
 /// The bytes of each layer.
@@ -428,26 +341,4 @@ pub(super) fn layer_ranges(
     // Of the embedding, a token reads a row.
     let ends = (LayerBytes { read: 0.0, held: embedding }, LayerBytes { read: head, held: head });
     Ok(balanced_stages(&layer_bytes(file, hyper), ends, speeds))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn units_balance_what_ranks_have_already() {
-        assert_eq!(balanced(6, 10.0, &[0.0, 0.0], &[1.0; 2]), [0..3, 3..6]);
-        assert_eq!(balanced(6, 10.0, &[20.0, 0.0], &[1.0; 2]), [0..2, 2..6]);
-        assert_eq!(
-            balanced(3, 1.0, &[100.0, 0.0, 0.0], &[1.0; 3]),
-            [0..1, 1..2, 2..3],
-            "each has at least one"
-        );
-        assert_eq!(balanced(7, 0.0, &[0.0], &[1.0]).first(), Some(&(0..7)));
-        assert_eq!(balanced(8, 10.0, &[0.0, 0.0], &[3.0, 1.0]), [0..6, 6..8]);
-        assert_eq!(balanced(8, 10.0, &[0.0, 40.0], &[2.0, 1.0]), [0..7, 7..8]);
-        let many = balanced(1000, 1.0, &[5.0, 30.0, 0.0, 100.0], &[1.0; 4]);
-        assert_eq!((many[0].start, many[3].end), (0, 1000));
-        assert!(many.windows(2).all(|pair| pair[0].end == pair[1].start));
-    }
 }

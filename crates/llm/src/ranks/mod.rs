@@ -2,6 +2,7 @@
 
 mod division;
 mod experts;
+mod layer_parts;
 mod link;
 mod parallelism;
 mod stages;

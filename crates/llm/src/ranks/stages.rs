@@ -10,7 +10,7 @@ pub(super) struct LayerBytes {
 }
 
 /// How much more than its share of the memory a stage may take, where another division exists.
-const MOST_HELD: f64 = 1.05;
+pub(super) const MOST_HELD: f64 = 1.05;
 
 /// Divides layers among stages: no stage takes more than its share of the memory and 5 % if that can be had, and the slowest reads
 /// as little as it can. Shares are in proportion to the stages' speeds. The first stage holds `first` besides, the last one `last`;

@@ -1,0 +1,308 @@
+//! What of a layer can be divided among ranks, and how it is.
+
+use std::ops::Range;
+
+use quadriga_gguf::File;
+
+use crate::hyperparameters::{Hyperparameters, LayerShape};
+use crate::{Error, Result};
+
+/// Groups of heads that are not divided: a KV head with its queries, or one head of latent attention, whose cache all ranks have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeadGroups {
+    pub(super) count: usize,
+    /// The queries of a group.
+    pub(super) queries: usize,
+    /// The heads of the KV cache are divided, too.
+    pub(super) cached: bool,
+    /// Elements of a query, and of what `attn_output` has of it.
+    pub(super) key_length: usize,
+    pub(super) value_length: usize,
+    /// Rows of a head's keys and values in one matrix, with latent attention.
+    pub(super) both: usize,
+}
+
+impl HeadGroups {
+    pub(super) fn of(hyper: &Hyperparameters, shape: &LayerShape) -> HeadGroups {
+        let LayerShape { heads, kv_heads, key_length, value_length, .. } = *shape;
+        match hyper.latent {
+            None => HeadGroups {
+                count: kv_heads,
+                queries: heads / kv_heads.max(1),
+                cached: true,
+                key_length,
+                value_length,
+                both: 0,
+            },
+            Some(latent) => HeadGroups {
+                count: heads,
+                queries: 1,
+                cached: false,
+                key_length: latent.key_length(),
+                value_length: latent.value_length,
+                both: latent.plain + latent.value_length,
+            },
+        }
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        if self.cached { "KV heads" } else { "heads" }
+    }
+}
+
+pub(super) fn refused(reason: impl Into<String>) -> Error {
+    Error::Ranks { reason: reason.into() }
+}
+
+/// The bytes of a tensor; 0 if there is none.
+pub(super) fn bytes_of(file: &File, name: &str) -> f64 {
+    file.find_tensor(name).map_or(0.0, |tensor| tensor.data().len() as f64)
+}
+
+/// Parts of a layer that ranks divide, with their bytes. Ranks compute attention, wait for each other to sum it up, and do the same with
+/// the feed-forward network.
+#[derive(Debug)]
+pub(super) struct LayerParts {
+    /// Groups of heads, of which some stay together because their columns share a quantized block.
+    heads: usize,
+    together: usize,
+    attention_bytes: f64,
+    experts: Option<ExpertParts>,
+    columns: Option<ColumnParts>,
+}
+
+/// Experts that are not divided.
+#[derive(Debug)]
+struct ExpertParts {
+    count: usize,
+    /// Bytes of an expert.
+    held: f64,
+    /// Of those, what a token is expected to read.
+    read: f64,
+}
+
+/// Columns of a feed-forward network, in quantized blocks.
+#[derive(Debug)]
+struct ColumnParts {
+    blocks: usize,
+    block: usize,
+    bytes: f64,
+}
+
+/// What each rank has of something.
+pub(super) type RankRanges = Vec<Range<usize>>;
+
+/// What each rank has of a layer.
+#[derive(Debug)]
+pub(super) struct LayerRanges {
+    /// Groups of heads.
+    pub(super) groups: RankRanges,
+    pub(super) columns: RankRanges,
+    pub(super) experts: RankRanges,
+    /// Bytes that a token reads of the rank's attention and of its feed-forward network.
+    pub(super) read: [Vec<f64>; 2],
+    /// Bytes of the rank's parts.
+    pub(super) held: Vec<f64>,
+}
+
+impl LayerParts {
+    /// The parts of a layer, if there are enough of each for so many ranks.
+    pub(super) fn new(
+        file: &File,
+        index: usize,
+        shape: &LayerShape,
+        attention: HeadGroups,
+        size: usize,
+    ) -> Result<LayerParts> {
+        let name = |part: &str| format!("blk.{index}.{part}.weight");
+        let sum = |parts: &[&str]| parts.iter().map(|part| bytes_of(file, &name(part))).sum::<f64>();
+        let block_of = |part: &str| file.find_tensor(&name(part)).map_or(1, |of| of.dtype().block_len());
+        let block = block_of("attn_output");
+        let (heads, columns) = (attention.count, attention.queries * attention.value_length);
+        // The fewest groups whose columns are whole blocks.
+        let together = (1..=heads).find(|groups| (groups * columns).is_multiple_of(block));
+        let together = together.unwrap_or(heads.max(1));
+        let units = heads.div_ceil(together);
+        if units < size {
+            return Err(refused(format!(
+                "layer {index} has {heads} {} of {columns} columns in blocks of {block}: {units} parts for {size} ranks; a pipeline can be divided by layers",
+                attention.name()
+            )));
+        }
+        let attention_bytes = sum(&[
+            "attn_q",
+            "attn_q_b",
+            "attn_k",
+            "attn_v",
+            "attn_kv_b",
+            "attn_k_b",
+            "attn_v_b",
+            "attn_output",
+        ]);
+        let (mut experts, mut width) = (None, shape.feed_forward);
+        let mut names = ["ffn_gate", "ffn_up", "ffn_down"];
+        if let Some(mixture) = shape.experts {
+            let count = mixture.count;
+            if count < size {
+                return Err(refused(format!(
+                    "layer {index} has {count} experts for {size} ranks; a pipeline can be divided by layers"
+                )));
+            }
+            let all = sum(&["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_up_exps"]);
+            let held = all / count.max(1) as f64;
+            experts =
+                Some(ExpertParts { count, held, read: held * mixture.used as f64 / count.max(1) as f64 });
+            names = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
+            width = mixture.shared_width;
+        }
+        let mut columns = None;
+        if width > 0 {
+            let block = block_of(names[2]).max(1);
+            let blocks = width / block;
+            if blocks < size || !width.is_multiple_of(block) {
+                return Err(refused(format!(
+                    "layer {index} has {width} feed-forward columns in blocks of {block}: {blocks} parts for {size} ranks; a pipeline can be divided by layers"
+                )));
+            }
+            columns = Some(ColumnParts { blocks, block, bytes: sum(&names) });
+        }
+        Ok(LayerParts { heads, together, attention_bytes, experts, columns })
+    }
+
+    /// Divides the layer among ranks of these speeds. The feed-forward network makes up for a share of what ranks have more or less of
+    /// attention, from 0, with which ranks wait least for each other, to 1, with which all hold alike.
+    pub(super) fn divide(&self, speeds: &[f64], share: f64) -> LayerRanges {
+        let none = || vec![0..0; speeds.len()];
+        let units = self.heads.div_ceil(self.together);
+        let groups: RankRanges = balanced(units, 1.0, &vec![0.0; speeds.len()], speeds)
+            .into_iter()
+            .map(|range| (range.start * self.together)..(range.end * self.together).min(self.heads))
+            .collect();
+        let of_heads = |groups: &Range<usize>| groups.len() as f64 / self.heads.max(1) as f64;
+        let attention: Vec<f64> =
+            groups.iter().map(|groups| self.attention_bytes * of_heads(groups)).collect();
+        let mut held = attention.clone();
+        let mut network = vec![0.0; speeds.len()];
+        let loads = |network: &[f64]| -> Vec<f64> {
+            attention.iter().zip(network).map(|(attention, network)| share * attention + network).collect()
+        };
+        let experts = self.experts.as_ref().map(|experts| {
+            let ranges = balanced(experts.count, experts.read, &loads(&network), speeds);
+            for ((range, network), held) in ranges.iter().zip(&mut network).zip(&mut held) {
+                *network += experts.read * range.len() as f64;
+                *held += experts.held * range.len() as f64;
+            }
+            ranges
+        });
+        let columns = self.columns.as_ref().map(|columns| {
+            let each = columns.bytes / columns.blocks.max(1) as f64;
+            let ranges = balanced(columns.blocks, each, &loads(&network), speeds);
+            for ((range, network), held) in ranges.iter().zip(&mut network).zip(&mut held) {
+                *network += each * range.len() as f64;
+                *held += each * range.len() as f64;
+            }
+            let elements = |range: Range<usize>| range.start * columns.block..range.end * columns.block;
+            ranges.into_iter().map(elements).collect()
+        });
+        LayerRanges {
+            groups,
+            columns: columns.unwrap_or_else(none),
+            experts: experts.unwrap_or_else(none),
+            read: [attention, network],
+            held,
+        }
+    }
+}
+
+/// Units of equal load for ranks that have some load already, so that all have loads in proportion to their speeds; at least one unit
+/// for each.
+pub(super) fn balanced(units: usize, each: f64, loads: &[f64], speeds: &[f64]) -> RankRanges {
+    if each <= 0.0 {
+        return balanced(units, 1.0, &vec![0.0; loads.len()], speeds);
+    }
+    let size = loads.len().max(1);
+    let all = (loads.iter().sum::<f64>() + each * units as f64) / speeds.iter().sum::<f64>();
+    let wanted: Vec<f64> =
+        loads.iter().zip(speeds).map(|(load, speed)| (all * speed - load).max(0.0) / each).collect();
+    let scale = units as f64 / wanted.iter().sum::<f64>().max(f64::MIN_POSITIVE);
+    let (mut sum, mut start) = (0.0, 0);
+    let mut ranges = Vec::new();
+    for (rank, wanted) in wanted.iter().enumerate() {
+        sum += wanted * scale;
+        let left = size - rank - 1;
+        let end = if left == 0 {
+            units
+        } else {
+            (sum.round() as usize).clamp(start + 1, units.saturating_sub(left))
+        };
+        ranges.push(start..end);
+        start = end;
+    }
+    ranges
+}
+
+/// How long the slowest of ranks takes for its load, as that of a rank of mean speed.
+pub(super) fn slowest(loads: &[f64], speeds: &[f64]) -> f64 {
+    let mean = speeds.iter().sum::<f64>() / speeds.len().max(1) as f64;
+    loads.iter().zip(speeds).map(|(load, speed)| load * mean / speed).fold(0.0, f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_balance_what_ranks_have_already() {
+        assert_eq!(balanced(6, 10.0, &[0.0, 0.0], &[1.0; 2]), [0..3, 3..6]);
+        assert_eq!(balanced(6, 10.0, &[20.0, 0.0], &[1.0; 2]), [0..2, 2..6]);
+        assert_eq!(
+            balanced(3, 1.0, &[100.0, 0.0, 0.0], &[1.0; 3]),
+            [0..1, 1..2, 2..3],
+            "each has at least one"
+        );
+        assert_eq!(balanced(7, 0.0, &[0.0], &[1.0]).first(), Some(&(0..7)));
+        assert_eq!(balanced(8, 10.0, &[0.0, 0.0], &[3.0, 1.0]), [0..6, 6..8]);
+        assert_eq!(balanced(8, 10.0, &[0.0, 40.0], &[2.0, 1.0]), [0..7, 7..8]);
+        let many = balanced(1000, 1.0, &[5.0, 30.0, 0.0, 100.0], &[1.0; 4]);
+        assert_eq!((many[0].start, many[3].end), (0, 1000));
+        assert!(many.windows(2).all(|pair| pair[0].end == pair[1].start));
+    }
+
+    /// Three groups of heads for two ranks, and 48 blocks of columns.
+    fn odd_heads() -> LayerParts {
+        LayerParts {
+            heads: 3,
+            together: 1,
+            attention_bytes: 30.0,
+            experts: None,
+            columns: Some(ColumnParts { blocks: 48, block: 32, bytes: 96.0 }),
+        }
+    }
+
+    #[test]
+    fn columns_are_even_or_make_up_for_heads() {
+        let even = odd_heads().divide(&[1.0; 2], 0.0);
+        assert_eq!((even.groups, even.columns), (vec![0..2, 2..3], vec![0..768, 768..1536]));
+        assert_eq!((even.read, even.held), ([vec![20.0, 10.0], vec![48.0, 48.0]], vec![68.0, 58.0]));
+        let alike = odd_heads().divide(&[1.0; 2], 1.0);
+        assert_eq!(alike.held.iter().sum::<f64>(), 126.0);
+        assert!((alike.held[0] - alike.held[1]).abs() <= 4.0, "{alike:?}");
+        assert!(alike.columns[0].len() < alike.columns[1].len(), "{alike:?}");
+    }
+
+    #[test]
+    fn experts_count_as_much_as_tokens_read_of_them() {
+        let parts = LayerParts {
+            heads: 2,
+            together: 1,
+            attention_bytes: 8.0,
+            experts: Some(ExpertParts { count: 8, held: 10.0, read: 2.5 }),
+            columns: Some(ColumnParts { blocks: 4, block: 1, bytes: 4.0 }),
+        };
+        let found = parts.divide(&[1.0, 3.0], 0.0);
+        assert_eq!((found.groups, found.experts), (vec![0..1, 1..2], vec![0..2, 2..8]));
+        assert_eq!(found.columns, [0..1, 1..4]);
+        assert_eq!((found.read, found.held), ([vec![4.0, 4.0], vec![6.0, 18.0]], vec![25.0, 67.0]));
+        assert_eq!(slowest(&[6.0, 18.0], &[1.0, 3.0]), 12.0);
+    }
+}
