@@ -8,5 +8,5 @@ pub mod kernels {
 
 /// The thread pool; see the crate's `pool` module.
 pub mod pool {
-    pub use crate::pool::{MAX_THREADS, Pool, PoolError, Stopped, Worker};
+    pub use crate::pool::{Latches, MAX_THREADS, Pool, PoolError, Stopped, Worker};
 }

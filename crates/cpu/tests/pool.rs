@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use quadriga_cpu::internals::pool::{Pool, PoolError, Stopped, Worker};
+use quadriga_cpu::internals::pool::{Latches, Pool, PoolError, Stopped, Worker};
 
 const COUNTS: [usize; 4] = [1, 2, 3, 8];
 
@@ -273,4 +273,65 @@ fn an_error_conversion_can_use_the_pool() {
         let failed = pool.run::<UsesThePool>(&|_| panic!("job")).unwrap_err();
         assert_eq!((failed.0, pool.threads()), (2, 3));
     });
+}
+
+#[test]
+fn chunks_that_wait_for_latches_see_what_was_written_before_they_opened() {
+    const JOBS: usize = 7;
+    for threads in COUNTS {
+        let pool = Pool::new(threads).unwrap();
+        let (latches, chunks) = (Latches::new(JOBS + 1), 3 * threads);
+        for run in 0..100 {
+            let written = counters(JOBS * chunks);
+            let sums = counters(JOBS);
+            pool.run(&|worker| {
+                worker.chunks(JOBS * chunks, |unit| {
+                    written[unit].store(unit + run, Ordering::Relaxed);
+                    if latches.arrive(unit % JOBS, chunks) {
+                        worker.open(&latches, unit % JOBS);
+                    }
+                });
+                worker.try_chunks(JOBS, |job| {
+                    worker.wait_until(|| latches.is_open(job))?;
+                    let of_job = (0..chunks).map(|chunk| chunk * JOBS + job);
+                    let sum = of_job.map(|unit| written[unit].load(Ordering::Relaxed)).sum();
+                    sums[job].store(sum, Ordering::Relaxed);
+                    if latches.arrive(JOBS, JOBS) {
+                        latches.reset();
+                    }
+                    Ok::<(), Stopped>(())
+                })
+            })
+            .unwrap();
+            for (job, sum) in sums.iter().enumerate() {
+                let right: usize = (0..chunks).map(|chunk| chunk * JOBS + job + run).sum();
+                assert_eq!(sum.load(Ordering::Relaxed), right, "{threads} threads, run {run}, job {job}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_panic_or_an_error_wakes_workers_that_wait_for_a_latch() {
+    for threads in [2, 3, 8] {
+        let pool = Pool::new(threads).unwrap();
+        let latches = Latches::new(1);
+        for run in 0..20 {
+            let result = pool.run(&|worker| {
+                if worker.index() == run % threads {
+                    assert!(run % 2 == 0, "no latch");
+                    return Err(Stopped::Panicked("no latch".into()));
+                }
+                worker.wait_until(|| latches.is_open(0))
+            });
+            let Err(Stopped::Panicked(message)) = result else { panic!("{result:?}") };
+            assert!(message.contains("no latch"), "{message}");
+        }
+    }
+    let alone = Pool::new(1).unwrap();
+    let latches = Latches::new(1);
+    assert!(
+        alone.run(&|worker| worker.wait_until(|| latches.is_open(0))).is_err(),
+        "it would wait for itself"
+    );
 }

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use quadriga_cpu::internals::pool::{Pool, Stopped};
+use quadriga_cpu::internals::pool::{Latches, Pool, Stopped};
 
 fn model(check: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -61,5 +61,66 @@ fn three_threads_pass_two_barriers() {
             worker.barrier()
         })
         .unwrap();
+    });
+}
+
+#[test]
+fn a_latch_opens_for_those_who_wait_and_what_was_written_before_is_visible() {
+    model(|| {
+        let pool = Pool::new(2).unwrap();
+        let latches = Latches::new(1);
+        let written = AtomicUsize::new(0);
+        pool.run(&|worker| {
+            worker.chunks(2, |_| {
+                // Relaxed: only the latch orders it.
+                written.fetch_add(1, Ordering::Relaxed);
+                if latches.arrive(0, 2) {
+                    worker.open(&latches, 0);
+                }
+            });
+            worker.wait_until(|| latches.is_open(0))?;
+            assert_eq!(written.load(Ordering::Relaxed), 2);
+            Ok::<(), Stopped>(())
+        })
+        .unwrap();
+    });
+}
+
+#[test]
+fn the_last_chunk_resets_the_latches_for_the_next_step() {
+    model(|| {
+        let pool = Pool::new(2).unwrap();
+        let latches = Latches::new(2);
+        pool.run(&|worker| {
+            for _ in 0..2 {
+                worker.chunks(1, |_| worker.open(&latches, 0));
+                let mut waited = Ok(());
+                worker.chunks(2, |_| {
+                    waited = worker.wait_until(|| latches.is_open(0));
+                    if latches.arrive(1, 2) {
+                        latches.reset();
+                    }
+                });
+                waited?;
+                worker.barrier()?;
+            }
+            Ok::<(), Stopped>(())
+        })
+        .unwrap();
+    });
+}
+
+#[test]
+fn a_failure_wakes_those_who_wait_for_a_latch() {
+    model(|| {
+        let pool = Pool::new(2).unwrap();
+        let latches = Latches::new(1);
+        let result = pool.run(&|worker| {
+            if worker.index() == 1 {
+                return Err(Stopped::Panicked("x".into()));
+            }
+            worker.wait_until(|| latches.is_open(0))
+        });
+        assert_eq!(result, Err(Stopped::Panicked("x".into())));
     });
 }

@@ -1,4 +1,5 @@
-//! A thread pool for short parallel steps: one wake-up per run, work stealing inside a step, a barrier between steps.
+//! A thread pool for short parallel steps: one wake-up per run, work stealing inside a step, a barrier between steps, and
+//! latches where chunks of a step depend on each other.
 //!
 //! A step takes microseconds, so threads are woken once per [`Pool::run`] and not once per step. In a step, each thread
 //! takes the chunks of its own contiguous share and then steals from the other shares; between steps, all threads meet
@@ -25,6 +26,7 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p quadriga-cpu --release --test pool_model`.
 
 mod error;
+mod latch;
 mod patience;
 mod sync;
 mod worker;
@@ -38,6 +40,7 @@ use std::time::{Duration, Instant};
 use crate::numa;
 use crate::numa::NumaBinding;
 pub use error::{MAX_THREADS, PoolError, Stopped};
+pub use latch::Latches;
 use sync::{Arc, AtomicU32, INSIDE_A_JOB, JoinHandle, Mutex, Ordering, Signal, lock};
 use worker::Team;
 pub use worker::Worker;

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use super::error::Stopped;
+use super::latch::Latches;
 use super::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Signal};
 
 /// A value in cache lines of its own, against false sharing.
@@ -22,6 +23,8 @@ pub(super) struct Team {
     tickets: Box<[CachePadded<AtomicU64>]>,
     arrived: CachePadded<AtomicU32>,
     passed: CachePadded<Signal>,
+    /// Counts latches that were opened.
+    opened: CachePadded<Signal>,
 }
 
 impl Team {
@@ -33,6 +36,7 @@ impl Team {
             tickets: (0..threads).map(|_| CachePadded(AtomicU64::new(0))).collect(),
             arrived: CachePadded(AtomicU32::new(0)),
             passed: CachePadded(Signal::new(0)),
+            opened: CachePadded(Signal::new(0)),
         }
     }
 
@@ -43,10 +47,12 @@ impl Team {
         self.stopped.store(false, Ordering::Relaxed);
     }
 
-    /// Ends the run early: `chunks` hands out nothing more and barriers open. True for the first caller.
+    /// Ends the run early: `chunks` hands out nothing more, barriers open and nobody waits for a latch. True for the first
+    /// caller.
     pub(super) fn stop(&self) -> bool {
         let first = !self.stopped.swap(true, Ordering::AcqRel);
         self.passed.0.add(1);
+        self.opened.0.add(1);
         first
     }
 }
@@ -175,5 +181,34 @@ impl<'team> Worker<'team> {
             return Err(Stopped::ByAnother);
         }
         Ok(())
+    }
+
+    /// Opens a latch for all workers, and wakes those that wait in [`wait_until`](Worker::wait_until).
+    pub fn open(&self, latches: &Latches, index: usize) {
+        latches.open(index);
+        if self.team.threads > 1 {
+            self.team.opened.0.add(1);
+        }
+    }
+
+    /// Waits until `ready()`: a condition on latches, which becomes true when a worker [opens](Worker::open) one. As at a
+    /// barrier, the thread polls for a while and then sleeps.
+    ///
+    /// The work that opens the latch must be taken already, by a worker that does not wait for this one: work that was handed
+    /// out by an earlier call of [`chunks`](Worker::chunks), say.
+    ///
+    /// # Errors
+    /// Another worker failed or panicked: the job should return at once. A run of one thread never waits: then, too.
+    pub fn wait_until(&self, ready: impl Fn() -> bool) -> Result<(), Stopped> {
+        let team = self.team;
+        if ready() {
+            return Ok(());
+        }
+        if team.threads == 1 {
+            return Err(Stopped::Panicked("a thread waited for its own work".into()));
+        }
+        let stopped = || team.stopped.load(Ordering::Acquire);
+        team.opened.0.wait(team.longest, |_| ready() || stopped());
+        if stopped() { Err(Stopped::ByAnother) } else { Ok(()) }
     }
 }
