@@ -1,6 +1,6 @@
 //! Cases of mixtures of experts.
 
-use quadriga_graph::{DType, ExpertWeights, Gate, SelectExperts, Shape};
+use quadriga_graph::{DType, ExpertWeights, Gate, SelectExperts, Shape, Unary};
 
 use super::CaseList;
 use super::builder::{CaseBuilder, InputLayout};
@@ -48,6 +48,14 @@ pub(super) fn list(list: &mut CaseList) {
                 feed_forward(list, dtype, [tokens, experts, used], Gate::Swiglu, Some(here));
                 feed_forward(list, dtype, [tokens, experts, used], Gate::SwigluOai, Some(here));
             }
+        }
+    }
+    for dtype in [DType::F32, DType::F16, DType::Q4_0, DType::Q8_0, DType::Q4_K, DType::MXFP4] {
+        for (tokens, experts, used) in [(1, 6, 4), (1, 3, 1), (2, 8, 3), (8, 8, 8), (19, 6, 4)] {
+            for gate in [Gate::Swiglu, Gate::Geglu, Gate::Reglu] {
+                one_matrix(list, dtype, [tokens, experts, used], gate);
+            }
+            weighted_rows(list, dtype, [tokens, experts, used]);
         }
     }
     for dtype in [DType::F32, DType::Q4_0, DType::Q8_0, DType::Q4_K, DType::MXFP4] {
@@ -191,6 +199,37 @@ fn feed_forward(
             down = down.add_id(s.shaped_input(DType::F32, Shape::from([experts, width]), UNIT), ids);
         }
         s.out(down.sum_experts(weights));
+    });
+}
+
+/// A feed-forward whose experts have gate and up in one matrix, with the residual.
+fn one_matrix(list: &mut CaseList, dtype: DType, [tokens, experts, used]: [usize; 3], gate: Gate) {
+    let details = format!("{dtype} {gate:?} {tokens} tokens, {used} of {experts}, gate and up in one matrix");
+    let tolerance = if dtype == DType::F32 { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };
+    list.push("expert_feed_forward", details, tolerance, move |s: &CaseBuilder<'_>| {
+        let (width, hidden) = (256, 512);
+        let x = s.shaped_input(DType::F32, Shape::from([tokens, width]), UNIT);
+        let weights = s.shaped_input(DType::F32, Shape::from([tokens, used]), UNIT);
+        let ids = s.distinct_ids([1, 1, tokens, used], experts).reshape([tokens, used]);
+        let expert = |n, k| s.weight(dtype, [1, experts, n, k]);
+        let both = expert(2 * hidden, width).mul_mat_id(x.reshape([tokens, 1, width]), ids);
+        let down = expert(width, hidden).mul_mat_id(both.gated_halves(gate, false), ids);
+        s.out(x.add(down.sum_experts(weights)));
+    });
+}
+
+/// A feed-forward whose experts each read a row of their own, without a gate.
+fn weighted_rows(list: &mut CaseList, dtype: DType, [tokens, experts, used]: [usize; 3]) {
+    let details = format!("{dtype} Relu {tokens} tokens, {used} of {experts}, rows of their own");
+    let tolerance = if dtype == DType::F32 { Tolerance::DEFAULT } else { Tolerance::QUANTIZED };
+    list.push("expert_feed_forward", details, tolerance, move |s: &CaseBuilder<'_>| {
+        let (width, hidden) = (256, 256);
+        let x = s.shaped_input(DType::F32, Shape::from([tokens, used, width]), UNIT);
+        let weights = s.shaped_input(DType::F32, Shape::from([tokens, used]), UNIT);
+        let ids = s.distinct_ids([1, 1, tokens, used], experts).reshape([tokens, used]);
+        let expert = |n, k| s.weight(dtype, [1, experts, n, k]);
+        let inner = expert(hidden, width).mul_mat_id(x, ids).unary(Unary::Relu);
+        s.out(expert(width, hidden).mul_mat_id(inner, ids).sum_experts(weights));
     });
 }
 

@@ -109,7 +109,7 @@ impl<'g> GraphGenerator<'g> {
         value
     }
 
-    fn index(&mut self, shape: &[usize], values: Vec<i32>) -> Value<'g> {
+    pub(super) fn index(&mut self, shape: &[usize], values: Vec<i32>) -> Value<'g> {
         let name = format!("i{}", self.indices.len());
         let value = match *shape {
             [rows, columns] => self.g.input(&name, DType::I32, [rows, columns]),

@@ -3,9 +3,13 @@
 use quadriga_graph::{DeltaRuleInputs, ExpertWeights, Gate, GatedDeltaRule, SelectExperts, Unary, Value};
 
 use super::generator::{COLUMNS, GraphGenerator, is_dense};
+use crate::Rng;
 
 /// The largest input of these operations.
 const MAX_ELEMENTS: usize = 10_000;
+
+/// Chooses mixtures that differ from the usual form.
+const VARIED: u64 = 0x6d69_7874_7572_6502;
 
 impl<'g> GraphGenerator<'g> {
     /// One more operation of this file, or none if the drawn one does not fit.
@@ -41,17 +45,82 @@ impl<'g> GraphGenerator<'g> {
         let hidden = *self.rng.pick(&COLUMNS).unwrap_or(&32);
         let biases = self.rng.chance(0.4);
         let rows = x.scale(1.0 / (width as f32).sqrt()).reshape([tokens, 1, width]);
+        // Not from the sequence of numbers that the rest of the graph depends on, so that graphs without them stay as they are.
+        let varied = Rng::new(self.rng.clone().next_u64() ^ VARIED).chance(0.5);
+        if varied {
+            return self.varied_mixture(x, rows, ids, weights, [experts, hidden], biases);
+        }
         let gates = self.expert_matmul(rows, ids, [experts, hidden, width], biases);
         if self.rng.chance(0.2) {
             return self.add(gates.sum_experts(weights), true);
         }
         let ups = self.expert_matmul(rows, ids, [experts, hidden, width], biases);
-        let all = [Gate::Swiglu, Gate::SwigluOai, Gate::Geglu, Gate::Reglu];
-        let gated = gates.gated(*self.rng.pick(&all).unwrap_or(&Gate::Swiglu), ups);
+        let gated = gates.gated(self.gate(), ups);
         let down = self.expert_matmul(gated, ids, [experts, width, hidden], biases);
         let sum = down.sum_experts(weights).scale(1.0 / (hidden as f32).sqrt());
         let made = if self.rng.chance(0.5) { x + sum } else { sum };
         self.add(made, true);
+    }
+
+    fn gate(&mut self) -> Gate {
+        let all = [Gate::Swiglu, Gate::SwigluOai, Gate::Geglu, Gate::Reglu];
+        *self.rng.pick(&all).unwrap_or(&Gate::Swiglu)
+    }
+
+    /// A feed-forward of experts that are not all here, that read rows of their own, or that have gate and up in one matrix or
+    /// no gate.
+    fn varied_mixture(
+        &mut self,
+        x: Value<'g>,
+        mut rows: Value<'g>,
+        ids: Value<'g>,
+        weights: Value<'g>,
+        [experts, hidden]: [usize; 2],
+        biases: bool,
+    ) {
+        let ([_, _, tokens, used], width) = (ids.shape().dims4(), x.shape().cols());
+        let here = if self.rng.chance(0.4) { self.rng.range(1, experts) } else { experts };
+        let ids = if here < experts { self.those_here(ids, [tokens, used], experts, here) } else { ids };
+        if self.rng.chance(0.3) {
+            rows = rows.repeat([tokens, used, width]).mul(weights.reshape([tokens, used, 1]));
+        }
+        let gate = self.gate();
+        let inner = match self.rng.below(4) {
+            0 | 1 => {
+                let both = self.expert_matmul(rows, ids, [here, 2 * hidden, width], biases);
+                both.gated_halves(gate, self.rng.chance(0.5))
+            }
+            2 => self.expert_matmul(rows, ids, [here, hidden, width], biases).unary(Unary::Relu),
+            _ => {
+                let gates = self.expert_matmul(rows, ids, [here, hidden, width], biases);
+                gates.gated(gate, self.expert_matmul(rows, ids, [here, hidden, width], biases))
+            }
+        };
+        let down = self.expert_matmul(inner, ids, [here, width, hidden], biases);
+        let sum = down.sum_experts(weights).scale(1.0 / (hidden as f32).sqrt());
+        let made = match self.rng.below(3) {
+            0 => sum,
+            1 => sum + x,
+            _ => x + sum,
+        };
+        self.add(made, true);
+        // Another reader of a result on the way.
+        if self.rng.chance(0.2) {
+            self.add(inner.reshape([tokens * used, hidden]).scale(0.5), true);
+        }
+    }
+
+    /// The numbers of experts `[tokens, used]`, −1 for those that are not among the first `here`.
+    fn those_here(
+        &mut self,
+        ids: Value<'g>,
+        [tokens, used]: [usize; 2],
+        experts: usize,
+        here: usize,
+    ) -> Value<'g> {
+        let table = (0..experts).map(|expert| if expert < here { expert as i32 } else { -1 }).collect();
+        let table = self.index(&[experts, 1], table);
+        table.get_rows(ids.reshape([tokens * used])).reshape([tokens, used])
     }
 
     fn expert_matmul(
