@@ -13,6 +13,7 @@ use crate::NAME;
 use crate::buffer::HostBuffer;
 use crate::compile::compile;
 use crate::environment;
+use crate::feed_forward;
 use crate::isa::{Isa, IsaError};
 use crate::memory::{ALIGNMENT, HostBlock, StateSlabs, host_bytes};
 use crate::numa::{NumaBinding, NumaMode, ProcessCpus, Topology};
@@ -381,6 +382,13 @@ impl quadriga_runtime::Backend for Backend {
         to: &Region,
     ) -> Result<(), BackendError> {
         weights::load(&self.inner, weight, layout, data, to)
+    }
+
+    fn scratch_bytes(&self, graph: &Graph, nodes: &[NodeId]) -> usize {
+        if !self.fuse || self.plain_weights {
+            return 0;
+        }
+        feed_forward::scratch_bytes(graph, nodes, self.inner.isa)
     }
 
     fn work_bytes(&self, graph: &Graph, nodes: &[NodeId]) -> usize {

@@ -9,6 +9,7 @@ use quadriga_runtime::{BackendError, Layout, SplitSource, check_range};
 
 use crate::NAME;
 use crate::buffer::HostBuffer;
+use crate::feed_forward;
 use crate::fusion::build_steps;
 use crate::memory::ALIGNMENT;
 use crate::ops::{self, ActivationSource, LoweredOp, Operand, PackedWeight, RopeTables};
@@ -30,7 +31,19 @@ pub(crate) fn compile(
     fuse: bool,
     skip: bool,
 ) -> Result<CpuProgram, BackendError> {
-    let places = OperandPlaces::new(split);
+    let mut places = OperandPlaces::new(split);
+    let mut prepared = HashMap::new();
+    if fuse {
+        let scratch = split.scratch.as_ref();
+        prepared = feed_forward::place_results(
+            &mut places,
+            split.graph,
+            split.nodes,
+            inner.isa,
+            split.kept,
+            scratch,
+        )?;
+    }
     let prologues = if fuse { prologue::find(split, &places) } else { HashMap::new() };
     // Nodes that run as prologues of matmuls, and the indices of their names.
     let mut fused: HashMap<NodeId, Option<usize>> =
@@ -61,6 +74,9 @@ pub(crate) fn compile(
             continue;
         }
         compiler.node(inner, id, source, &mut lowered)?;
+        if let (Some(LoweredOp::Experts(matmul)), Some(memory)) = (lowered.last_mut(), prepared.get(&id)) {
+            matmul.set_prepared(*memory);
+        }
         if lowered.len() > first {
             let label = split.graph.get_node(id).map_or("", |node| node.op().name());
             for op in lowered.iter_mut().skip(first) {

@@ -36,6 +36,7 @@ mod backend;
 mod buffer;
 mod compile;
 mod environment;
+mod feed_forward;
 mod fusion;
 #[doc(hidden)]
 pub mod internals;

@@ -36,6 +36,11 @@ impl<'a> OperandPlaces<'a> {
         OperandPlaces { graph, places }
     }
 
+    /// Gives a tensor another place.
+    pub(crate) fn replace(&mut self, id: TensorId, place: TensorPlace) {
+        self.places.insert(id, place);
+    }
+
     /// The place of a tensor; `None` if it has no memory on this backend.
     pub(crate) fn get(&self, id: TensorId) -> Option<&TensorPlace> {
         self.places.get(&id)

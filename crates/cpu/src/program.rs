@@ -152,6 +152,9 @@ impl CpuProgram {
             }
             Ok(())
         });
+        if result.is_err() {
+            steps.iter().for_each(KernelStep::reset);
+        }
         result.map_err(|failure| match failure {
             StepFailure::Data { name, reason } => BackendError::Node {
                 backend: NAME.into(),

@@ -71,6 +71,9 @@ pub(crate) trait TeamKernel: Send + Sync {
     fn own_bytes(&self) -> usize {
         0
     }
+
+    /// Makes it ready to run again after a run that failed. No thread runs it meanwhile.
+    fn reset(&self) {}
 }
 
 /// Why a team kernel did not finish.
@@ -141,6 +144,11 @@ impl Access {
         self.range == other.range
     }
 
+    /// Whether each unit touches only its own share.
+    pub(crate) fn is_own(&self) -> bool {
+        self.share.is_some()
+    }
+
     /// Whether it writes.
     pub(crate) fn is_write(&self) -> bool {
         self.write
@@ -176,6 +184,10 @@ pub(crate) struct StepPart {
     pub(crate) by_columns: Option<[usize; 2]>,
     /// Whether it may be the epilogue of a matmul however large it is.
     pub(crate) large_epilogue: bool,
+    /// Rows of the result, if unit `r` computes row `r` and nothing else.
+    pub(crate) by_rows: Option<usize>,
+    /// Whether it is the weighted sum over the experts of each token, which is [`by_columns`](StepPart::by_columns).
+    pub(crate) sums_experts: bool,
     /// Index of the node's name in the program.
     pub(crate) name: usize,
     /// The operation's name.
@@ -190,9 +202,19 @@ impl StepPart {
         cost: usize,
         accesses: Vec<Access>,
     ) -> StepPart {
-        let kernel = Box::new(kernel);
-        let (by_columns, large_epilogue) = (None, false);
-        StepPart { kernel, units, cost, grain: 1, accesses, by_columns, large_epilogue, name: 0, label: "" }
+        StepPart {
+            kernel: Box::new(kernel),
+            units,
+            cost,
+            grain: 1,
+            accesses,
+            by_columns: None,
+            large_epilogue: false,
+            by_rows: None,
+            sums_experts: false,
+            name: 0,
+            label: "",
+        }
     }
 
     /// Bytes of host memory that it points to.
@@ -263,6 +285,13 @@ impl KernelStep {
     pub(crate) fn prefetch(&self, worker: &Worker<'_>) {
         if let KernelStep::Team { kernel, .. } = self {
             kernel.prefetch(worker);
+        }
+    }
+
+    /// Makes the step ready to run again after a run that failed.
+    pub(crate) fn reset(&self) {
+        if let KernelStep::Team { kernel, .. } = self {
+            kernel.reset();
         }
     }
 

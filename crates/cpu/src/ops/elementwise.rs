@@ -27,7 +27,9 @@ fn elementwise_part(
             Access::reads(input)
         });
     }
-    StepPart::new(kernel, partition.units(), out.elements() * weight, accesses)
+    let mut part = StepPart::new(kernel, partition.units(), out.elements() * weight, accesses);
+    part.by_rows = partition.is_by_rows().then_some(out.rows());
+    part
 }
 
 struct ZipKernel {

@@ -30,7 +30,7 @@ use crate::view::TensorView;
 
 pub(crate) use activation_source::{ActivationSource, Prologue};
 pub(crate) use custom::custom;
-pub(crate) use experts::ExpertMatMul;
+pub(crate) use experts::{ExpertActivations, ExpertMatMul, FeedForwardStep, MAX_JOB_ROWS, PreparedMemory};
 pub(crate) use lowered::{LoweredOp, TeamOp, WorkBytes};
 pub(crate) use operand::{LoweringContext, Operand, PackedWeight};
 pub(crate) use packed_matmul::{MAX_MATMULS, MatMulStep, PackedMatMul, StepMatMul, is_small};

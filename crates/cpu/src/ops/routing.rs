@@ -219,27 +219,44 @@ pub(super) fn sum(x: &TensorView, weights: &TensorView, out: &TensorView, isa: I
     let partition = Partition::by_pieces(out);
     let accesses = vec![Access::reads(x), Access::reads(weights), Access::writes_own(out, partition)];
     let kernel = SumKernel { isa, x: *x, weights: *weights, out: *out, partition };
-    StepPart::new(kernel, partition.units(), x.elements(), accesses)
+    let mut part = StepPart::new(kernel, partition.units(), x.elements(), accesses);
+    if x.is_contiguous() && out.is_contiguous() {
+        part.by_columns = Some([out.rows(), out.cols()]);
+        part.sums_experts = true;
+    }
+    part
+}
+
+impl SumKernel {
+    /// Some columns of a token.
+    fn columns(&self, token: usize, columns: &Range<usize>) -> Result<(), String> {
+        let mut sums = [0.0; SEGMENT];
+        for part in segments(columns.len()) {
+            let (first, len) = (columns.start + part.start, part.len());
+            let Some(sums) = sums.get_mut(..len) else { continue };
+            sums.fill(0.0);
+            for u in 0..self.x.dims[2] {
+                let mut weight = [0.0];
+                self.weights.load(token, u, &mut weight);
+                let x = self.x.floats_at([0, token, u], first, len).ok_or(NOT_DENSE)?;
+                // SAFETY: the row has `len` elements there, which this operation does not write.
+                vec::axpy(self.isa, weight[0], unsafe { std::slice::from_raw_parts(x, len) }, sums);
+            }
+            self.out.store(token, first, sums);
+        }
+        Ok(())
+    }
 }
 
 impl Kernel for SumKernel {
-    fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
-        let mut sums = [0.0; SEGMENT];
-        for (token, columns) in units.map(|unit| self.partition.unit(unit)) {
-            for part in segments(columns.len()) {
-                let (first, len) = (columns.start + part.start, part.len());
-                let Some(sums) = sums.get_mut(..len) else { continue };
-                sums.fill(0.0);
-                for u in 0..self.x.dims[2] {
-                    let mut weight = [0.0];
-                    self.weights.load(token, u, &mut weight);
-                    let x = self.x.floats_at([0, token, u], first, len).ok_or("its rows are not dense")?;
-                    // SAFETY: the row has `len` elements there, which this operation does not write.
-                    vec::axpy(self.isa, weight[0], unsafe { std::slice::from_raw_parts(x, len) }, sums);
-                }
-                self.out.store(token, first, sums);
-            }
-        }
-        Ok(())
+    fn run(&self, mut units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
+        units.try_for_each(|unit| {
+            let (token, columns) = self.partition.unit(unit);
+            self.columns(token, &columns)
+        })
+    }
+
+    fn run_block(&self, mut rows: Range<usize>, columns: Range<usize>) -> Result<(), String> {
+        rows.try_for_each(|token| self.columns(token, &columns))
     }
 }

@@ -42,6 +42,8 @@ pub struct Activations<'w> {
     /// The number of threads with scratch memory; `None` if all of it is one thread's.
     threads: Option<usize>,
     base: *mut u8,
+    /// The scratch memory, if it is not behind the activations.
+    scratch: Option<*mut u8>,
     lifetime: std::marker::PhantomData<&'w mut [u8]>,
 }
 
@@ -213,7 +215,32 @@ impl<'w> Activations<'w> {
             return Err(KernelError::Blocks { dtype, columns });
         }
         let base = work.wrapping_add(work.align_offset(ALIGN));
-        Ok(Activations { format, isa, rows, columns, threads, base, lifetime: std::marker::PhantomData })
+        let lifetime = std::marker::PhantomData;
+        Ok(Activations { format, isa, rows, columns, threads, base, scratch: None, lifetime })
+    }
+
+    /// As [`in_format`](Activations::in_format), with the scratch memory that this worker has in other activations: the
+    /// memory needs [`format_work_bytes`](Activations::format_work_bytes) for no thread. Every worker makes an object of its
+    /// own over the memory that they share.
+    ///
+    /// # Errors
+    /// Rows are no whole blocks, or the other activations have no scratch memory for this worker.
+    ///
+    /// # Safety
+    /// As for [`in_format`](Activations::in_format), but other workers may have such objects of the same memory. Only this
+    /// worker uses the object, and not while it multiplies with the other activations.
+    pub(crate) unsafe fn beside(
+        other: &Activations<'w>,
+        worker: &Worker<'_>,
+        format: ActivationFormat,
+        dtype: DType,
+        extents: [usize; 2],
+        work: *mut u8,
+    ) -> Result<Activations<'w>, KernelError> {
+        let scratch = Some(other.scratch(worker)?);
+        // SAFETY: promised by the caller.
+        let made = unsafe { Activations::in_format(format, other.isa, dtype, extents, None, work)? };
+        Ok(Activations { scratch, ..made })
     }
 
     /// As [`from_raw`](Activations::from_raw) for one thread, whichever it is: it fills them itself, and multiplies
@@ -304,6 +331,9 @@ impl<'w> Activations<'w> {
     /// # Errors
     /// There are more workers than the activations were laid out for.
     pub(super) fn scratch(&self, worker: &Worker<'_>) -> Result<*mut u8, KernelError> {
+        if let Some(scratch) = self.scratch {
+            return Ok(scratch);
+        }
         let index = if let Some(threads) = self.threads {
             check("threads the work memory was laid out for", threads, worker.index() + 1)?;
             worker.index()

@@ -4,8 +4,11 @@
 //! parallel region. Of more tokens, rows are sorted by expert, so that each expert multiplies all its rows at once.
 //!
 //! Matmuls of the same activations and experts (gate and up) are one step: a thread computes the same columns of both for
-//! an expert's rows, then the elementwise operations on them (biases, gate) as epilogues.
+//! an expert's rows, then the elementwise operations on them (biases, gate) as epilogues. Of few rows, all matmuls of a
+//! feed-forward are one step (feed_forward.rs).
 
+mod feed_forward;
+mod jobs;
 mod lists;
 mod step;
 
@@ -19,6 +22,8 @@ use crate::kernels::matmul::{ActivationFormat, Activations, NO_ROW};
 use crate::step::Access;
 use crate::view::TensorView;
 
+pub(crate) use feed_forward::FeedForwardStep;
+pub(crate) use jobs::MAX_JOB_ROWS;
 use lists::ExpertLists;
 
 /// The most rows of one token that a thread keeps apart: one bit each.
@@ -71,7 +76,7 @@ impl RowsOfTokens {
 
 /// How the activations of an expert matmul are prepared: from shapes alone.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) struct ExpertActivations {
+pub(crate) struct ExpertActivations {
     isa: Isa,
     dtype: DType,
     format: ActivationFormat,
@@ -85,7 +90,7 @@ pub(super) struct ExpertActivations {
 impl ExpertActivations {
     /// The activations of `tokens` tokens that use `used` of `experts` experts each, with `choices` rows for a token: one
     /// for all of its experts, or one for each.
-    pub(super) fn new(
+    pub(crate) fn new(
         isa: Isa,
         dtype: DType,
         [tokens, used, choices]: [usize; 3],
@@ -115,12 +120,24 @@ impl ExpertActivations {
         self.thread_bytes()?.checked_mul(threads).ok_or(too_large)
     }
 
+    /// Bytes of the activations without the scratch memory of threads.
+    pub(crate) fn shared_bytes(&self) -> Result<usize, KernelError> {
+        Activations::format_work_bytes(self.format, self.rows, self.columns, 0)
+    }
+
     /// Bytes of one thread's own activations.
     fn thread_bytes(&self) -> Result<usize, KernelError> {
         let bytes = Activations::format_work_bytes(self.format, self.rows, self.columns, 1)?;
         let too_large = KernelError::TooLarge { rows: self.rows, columns: self.columns };
         bytes.checked_next_multiple_of(64).ok_or(too_large)
     }
+}
+
+/// Memory for prepared activations that outlive a phase of a step.
+#[derive(Clone, Copy)]
+pub(crate) struct PreparedMemory {
+    pub(crate) pointer: *mut u8,
+    pub(crate) bytes: usize,
 }
 
 /// A matmul of each row with the matrix of its expert.
@@ -135,6 +152,8 @@ pub(crate) struct ExpertMatMul {
     activations: ExpertActivations,
     /// The rows of each expert; only of more than one token.
     lists: Option<ExpertLists>,
+    /// Memory for its activations, if it may be the last of a feed-forward that is one step.
+    prepared: Option<PreparedMemory>,
     accesses: Vec<Access>,
     pub(crate) name: usize,
 }
@@ -172,8 +191,26 @@ impl ExpertMatMul {
             used,
             activations,
             lists,
+            prepared: None,
             accesses: reads.into_iter().chain([Access::writes(out)]).collect(),
             name: 0,
         })
+    }
+
+    /// Sets memory apart for its prepared activations.
+    pub(crate) fn set_prepared(&mut self, memory: PreparedMemory) {
+        let start = memory.pointer.addr();
+        let access = Access::range(start..start + memory.bytes, true);
+        // Never over its own operands, or another step would have to prepare them.
+        if !self.accesses.iter().any(|own| own.conflicts(&access)) {
+            // Before the result, which is the last.
+            self.accesses.insert(self.accesses.len().saturating_sub(1), access);
+            self.prepared = Some(memory);
+        }
+    }
+
+    /// The access to its activations.
+    pub(crate) fn activations_access(&self) -> Option<&Access> {
+        self.accesses.get(1)
     }
 }

@@ -47,24 +47,24 @@ impl ExpertMatMul {
     }
 
     /// Row groups that a kernel takes together.
-    fn unit(&self) -> usize {
+    pub(super) fn unit(&self) -> usize {
         matmul::groups_together(if self.activations.single { 1 } else { self.activations.rows })
     }
 
     /// Units of row groups of a matrix.
-    fn units(&self) -> usize {
+    pub(super) fn units(&self) -> usize {
         self.packed.layout.groups().div_ceil(self.unit())
     }
 
     /// The chunks of one expert's matrix, if `experts` experts multiply `rows` rows each.
-    fn chunks(&self, experts: usize, rows: usize, threads: usize) -> usize {
+    pub(super) fn chunks(&self, experts: usize, rows: usize, threads: usize) -> usize {
         let most = matmul::groups_of_chunk(self.activations.format, &self.packed.layout, rows);
         let least = (CHUNKS_PER_THREAD * threads).div_ceil(experts.max(1));
         self.units().div_ceil((most / self.unit()).max(1)).max(least).min(self.units()).max(1)
     }
 
     /// The row groups of one of `chunks` chunks.
-    fn groups(&self, chunk: usize, chunks: usize) -> Range<usize> {
+    pub(super) fn groups(&self, chunk: usize, chunks: usize) -> Range<usize> {
         let first = |chunk: usize| chunk * self.units() / chunks;
         self.unit() * first(chunk)..(self.unit() * first(chunk + 1)).min(self.packed.layout.groups())
     }
@@ -75,7 +75,7 @@ impl ExpertMatMul {
     }
 
     /// The activations of all threads.
-    fn shared(&self, work: WorkMemory) -> Result<Activations<'static>, KernelError> {
+    pub(super) fn shared(&self, work: WorkMemory) -> Result<Activations<'static>, KernelError> {
         self.check_work(work)?;
         let ExpertActivations { format, isa, dtype, rows, columns, .. } = self.activations;
         // SAFETY: the work memory is long enough, and used for these activations alone during this step.
@@ -85,7 +85,11 @@ impl ExpertMatMul {
     }
 
     /// This thread's own activations.
-    fn own(&self, worker: &Worker<'_>, work: WorkMemory) -> Result<Activations<'static>, KernelError> {
+    pub(super) fn own(
+        &self,
+        worker: &Worker<'_>,
+        work: WorkMemory,
+    ) -> Result<Activations<'static>, KernelError> {
         self.check_work(work)?;
         if worker.index() >= work.threads {
             let (has, needs) = (work.threads, worker.index() + 1);
@@ -99,10 +103,10 @@ impl ExpertMatMul {
 }
 
 /// Rows of activations, the rows of the result that they go to, and their expert; none: their results are 0.
-struct ExpertRows<'a> {
-    expert: Option<usize>,
-    first: usize,
-    scatter: &'a [u32],
+pub(super) struct ExpertRows<'a> {
+    pub(super) expert: Option<usize>,
+    pub(super) first: usize,
+    pub(super) scatter: &'a [u32],
 }
 
 impl MatMulStep<ExpertMatMul> {
@@ -110,7 +114,7 @@ impl MatMulStep<ExpertMatMul> {
     ///
     /// # Safety
     /// As [`multiply_groups`](matmul::multiply_groups).
-    unsafe fn multiply(
+    pub(super) unsafe fn multiply(
         &self,
         worker: &Worker<'_>,
         activations: &Activations<'_>,

@@ -13,9 +13,14 @@
 //!   each block of columns by the thread that computed it. A layer of one token then has six steps.
 //! - Expert matmuls of the same activations and experts are one step, too, with operations of any size as epilogues: a
 //!   thread runs them on the rows of one expert at a time.
+//! - The matmuls of a feed-forward of experts of few rows, with the weighted sum and what follows it, are one step, in which
+//!   chunks wait for those that they need instead of all threads for each other (feed_forward.rs).
+
+mod feed_forward;
 
 use crate::ops::{
-    ExpertMatMul, LoweredOp, MAX_MATMULS, MatMulStep, PackedMatMul, StepMatMul, TeamOp, WorkBytes,
+    ExpertMatMul, FeedForwardStep, LoweredOp, MAX_MATMULS, MatMulStep, PackedMatMul, StepMatMul, TeamOp,
+    WorkBytes,
 };
 use crate::step::{Access, KernelStep, StepPart, TINY, TeamKernel};
 
@@ -25,6 +30,7 @@ enum StepBuilder {
     Parallel(Vec<StepPart>),
     MatMuls(MatMulStep<PackedMatMul>),
     Experts(MatMulStep<ExpertMatMul>),
+    FeedForward(FeedForwardStep),
     Team(TeamOp),
 }
 
@@ -38,6 +44,7 @@ impl StepBuilder {
             }
             StepBuilder::MatMuls(step) => step.accesses().any(|own| any(std::slice::from_ref(own))),
             StepBuilder::Experts(step) => step.accesses().any(|own| any(std::slice::from_ref(own))),
+            StepBuilder::FeedForward(step) => step.accesses().any(|own| any(std::slice::from_ref(own))),
             StepBuilder::Team(team) => any(&team.accesses),
         }
     }
@@ -75,6 +82,9 @@ pub(crate) fn build_steps(ops: Vec<LoweredOp>, fuse: bool) -> (Vec<KernelStep>, 
             LoweredOp::Team(team) => steps.push(StepBuilder::Team(team)),
         }
     }
+    if fuse {
+        steps = feed_forward::join(steps);
+    }
     let mut needs: Vec<WorkBytes> = Vec::new();
     let steps = steps.into_iter().map(|step| finish(step, &mut needs)).collect();
     let largest = move |threads| needs.iter().try_fold(0, |most, need| Ok(need(threads)?.max(most)));
@@ -97,6 +107,18 @@ fn finish(step: StepBuilder, needs: &mut Vec<WorkBytes>) -> KernelStep {
             let names = step.matmuls.iter().map(|matmul| matmul.name).collect();
             needs.extend(step.matmuls.iter().map(|matmul| Box::new(matmul.work_bytes()) as WorkBytes));
             team("mul_mat_id", names, step)
+        }
+        StepBuilder::FeedForward(step) => {
+            let matmuls = || step.hidden.matmuls.iter().chain(&step.output.matmuls);
+            // The last matmul needs none, but a program that runs it by itself does: forecasts do not tell them apart.
+            needs.extend(matmuls().map(|matmul| Box::new(matmul.work_bytes()) as WorkBytes));
+            let mut names: Vec<usize> = matmuls().map(|matmul| matmul.name).collect();
+            let mut label = format!("expert feed-forward: mul_mat_id × {}", matmuls().count());
+            for part in step.parts() {
+                names.push(part.name);
+                label = label + " + " + part.label;
+            }
+            KernelStep::Team { kernel: Box::new(step), names, label }
         }
         StepBuilder::Team(TeamOp { kernel, work_bytes, name, label, .. }) => {
             needs.push(work_bytes);
