@@ -229,6 +229,16 @@ fn check_runs_the_suite_on_a_device() {
     };
     let parts = ["1/3", "2/3", "3/3"].map(cases);
     assert!(parts.iter().all(|part| *part > 0) && parts.iter().sum::<usize>() == cases("1/1"), "{parts:?}");
+    // Collectives of one to four ranks, each on a backend of its own.
+    for (device, way) in
+        [("cpu", None), ("sim", None), ("cpu", Some("--guarded")), ("cpu", Some("--in-place"))]
+    {
+        let line = ["check", "--device", device, "--sample", "150", "all_gather"];
+        let report = output(quadriga(line).args(way)).success().out;
+        let row = report.lines().find(|line| line.starts_with("all_gather"));
+        let counts: Vec<&str> = row.unwrap_or_default().split_whitespace().skip(1).take(4).collect();
+        assert_eq!(counts, ["150", "150", "0", "0"], "{report}");
+    }
     output(&mut quadriga(["check", "--device", "abacus"])).failed(2, &["no device \"abacus\""]);
     output(&mut quadriga(["check", "no such case"])).failed(2, &["no case matches"]);
     output(&mut quadriga(["check", "sofmax"])).failed(2, &["similar: soft_max"]);

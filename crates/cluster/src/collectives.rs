@@ -1,47 +1,50 @@
-//! Collectives as operations of a graph.
+//! Collectives of graphs, executed by a communicator.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use quadriga_graph::{CustomCall, CustomError, CustomKernel, CustomOp, DType, Shape, Tensor};
+use quadriga_graph::{CollectiveKind, Ranks};
+use quadriga_runtime::{ExchangeCall, RankGroup};
 
 use crate::communicator::Communicator;
+use crate::error::ClusterError;
 use crate::operation::{Operation, Reduction};
 
-/// The number of the next communicator, which distinguishes its operations from others'.
-static NEXT: AtomicU64 = AtomicU64::new(0);
-
-/// Makes operations of a graph that a communicator executes.
+/// Executes the collectives of a rank's graphs with a communicator, in host memory: what a scheduler has for a group.
 ///
-/// All ranks run graphs with the same collectives in the same order, so collectives of one graph must depend on each other:
-/// nothing else orders independent nodes.
+/// ```
+/// use std::sync::Arc;
+///
+/// use quadriga_cluster::{Collectives, Communicator, Limits, in_process};
+/// use quadriga_graph::{DType, GraphBuilder};
+/// use quadriga_runtime::Scheduler;
+///
+/// std::thread::scope(|scope| {
+///     for communicator in in_process(2, Limits::default()) {
+///         scope.spawn(move || {
+///             let collectives = Collectives::new(Arc::new(communicator));
+///             let g = GraphBuilder::new();
+///             let x = g.input("x", DType::F32, [2]);
+///             g.output("sum", x.all_reduce(collectives.ranks(0)));
+///
+///             let cpu = quadriga_cpu::Backend::builder().threads(1).build()?;
+///             let scheduler = Scheduler::new(cpu).ranks(0, Arc::new(collectives));
+///             let mut session = scheduler.plan(g.finish()?)?.session()?;
+///             session.run(&[("x", &[1.0f32, 2.0])])?;
+///             assert_eq!(session.read::<f32>("sum")?, [2.0, 4.0]);
+///             Ok::<(), Box<dyn std::error::Error>>(())
+///         });
+///     }
+/// });
+/// ```
 #[derive(Clone, Debug)]
 pub struct Collectives {
     communicator: Arc<dyn Communicator>,
-    number: u64,
-}
-
-/// What a node does with its input.
-#[derive(Clone, Debug)]
-enum Collective {
-    AllReduce,
-    AllGather { columns: Vec<usize> },
-    ReduceScatter { columns: Vec<usize> },
-    Broadcast { root: usize },
-    Send { to: usize, tag: u16 },
-    Receive { from: usize, tag: u16, shape: [usize; 2] },
-}
-
-struct CollectiveKernel {
-    communicator: Arc<dyn Communicator>,
-    number: u64,
-    collective: Collective,
 }
 
 impl Collectives {
-    /// The operations of a communicator.
+    /// Executes collectives with a communicator.
     pub fn new(communicator: Arc<dyn Communicator>) -> Collectives {
-        Collectives { communicator, number: NEXT.fetch_add(1, Ordering::Relaxed) }
+        Collectives { communicator }
     }
 
     /// The communicator.
@@ -49,172 +52,104 @@ impl Collectives {
         &self.communicator
     }
 
-    /// The sum of all ranks' F32 inputs, in place.
-    pub fn all_reduce(&self) -> CustomOp {
-        self.operation(Collective::AllReduce)
+    /// The ranks as collectives of a graph name them, under the number of a group.
+    pub fn ranks(&self, group: u32) -> Ranks {
+        Ranks { group, rank: self.communicator.rank(), count: self.communicator.size() }
     }
 
-    /// All ranks' F32 matrices `[m, columns of the rank]` beside each other: `[m, sum of columns]`.
-    pub fn all_gather(&self, columns: Vec<usize>) -> CustomOp {
-        self.operation(Collective::AllGather { columns })
-    }
-
-    /// The rank's columns of the sum of all ranks' F32 matrices `[m, sum of columns]`.
-    pub fn reduce_scatter(&self, columns: Vec<usize>) -> CustomOp {
-        self.operation(Collective::ReduceScatter { columns })
-    }
-
-    /// The input of rank `root`, in place.
-    pub fn broadcast(&self, root: usize) -> CustomOp {
-        self.operation(Collective::Broadcast { root })
-    }
-
-    /// Sends the input to another rank; the result is the input, in place.
-    pub fn send(&self, to: usize, tag: u16) -> CustomOp {
-        self.operation(Collective::Send { to, tag })
-    }
-
-    /// An F32 matrix that another rank sends. Its inputs are only waited for.
-    pub fn receive(&self, from: usize, tag: u16, shape: [usize; 2]) -> CustomOp {
-        self.operation(Collective::Receive { from, tag, shape })
-    }
-
-    fn operation(&self, collective: Collective) -> CustomOp {
-        let (communicator, number) = (Arc::clone(&self.communicator), self.number);
-        CustomOp::new(CollectiveKernel { communicator, number, collective })
-    }
-}
-
-impl CollectiveKernel {
-    /// The matrix with this rank's columns in place of all, or the reverse.
-    fn columns_of(&self, columns: &[usize]) -> (usize, usize) {
-        (columns.get(self.communicator.rank()).copied().unwrap_or(0), columns.iter().sum())
-    }
-}
-
-impl CustomKernel for CollectiveKernel {
-    fn name(&self) -> &'static str {
-        match self.collective {
-            Collective::AllReduce => "all_reduce",
-            Collective::AllGather { .. } => "all_gather",
-            Collective::ReduceScatter { .. } => "reduce_scatter",
-            Collective::Broadcast { .. } => "broadcast",
-            Collective::Send { .. } => "send",
-            Collective::Receive { .. } => "receive",
-        }
-    }
-
-    fn description(&self) -> &'static str {
-        match self.collective {
-            Collective::AllReduce => "sum of all ranks' tensors",
-            Collective::AllGather { .. } => "all ranks' columns beside each other",
-            Collective::ReduceScatter { .. } => "this rank's columns of the sum of all ranks' matrices",
-            Collective::Broadcast { .. } => "one rank's tensor",
-            Collective::Send { .. } => "sends a tensor to another rank",
-            Collective::Receive { .. } => "receives a tensor of another rank",
-        }
-    }
-
-    fn infer(&self, inputs: &[&Tensor]) -> Result<(DType, Shape), CustomError> {
-        let Some(first) = inputs.first() else { return Err("an input is needed".into()) };
-        if let Collective::Receive { shape, .. } = self.collective {
-            return Ok((DType::F32, Shape::from(shape)));
-        }
-        if first.dtype() != DType::F32 || !first.is_contiguous() {
-            return Err(
-                format!("a contiguous F32 input is needed, not {} {}", first.dtype(), first.shape()).into()
-            );
-        }
-        let (rows, found) = (first.shape().rows(), first.shape().cols());
-        let (wanted, result) = match &self.collective {
-            Collective::AllGather { columns } => self.columns_of(columns),
-            Collective::ReduceScatter { columns } => {
-                let (own, all) = self.columns_of(columns);
-                (all, own)
+    fn execute(&self, call: ExchangeCall<'_>) -> Result<(), ClusterError> {
+        let ExchangeCall { kind, dtype, rows, input, output } = call;
+        let (ranks, element) = (&*self.communicator, dtype.block_bytes());
+        match kind {
+            CollectiveKind::AllReduce => with_floats(output, |values| {
+                ranks.run(Operation::AllReduce { values, reduction: Reduction::Sum })
+            }),
+            CollectiveKind::Broadcast { root } => {
+                ranks.run(Operation::Broadcast { bytes: output, root: *root })
             }
-            _ => return Ok((DType::F32, *first.shape())),
-        };
-        if found != wanted {
-            return Err(
-                format!("{found} columns on rank {}, instead of {wanted}", self.communicator.rank()).into()
-            );
-        }
-        Ok((DType::F32, Shape::from([rows, result])))
-    }
-
-    fn attributes(&self) -> Option<Vec<u8>> {
-        Some(format!("{} {:?}", self.number, self.collective).into_bytes())
-    }
-
-    fn in_place(&self) -> Option<usize> {
-        match self.collective {
-            Collective::AllReduce | Collective::Broadcast { .. } | Collective::Send { .. } => Some(0),
-            Collective::AllGather { .. } | Collective::ReduceScatter { .. } | Collective::Receive { .. } => {
-                None
+            CollectiveKind::Send { to, tag } => {
+                ranks.run(Operation::Send { bytes: output, to: *to, tag: *tag })
             }
-        }
-    }
-
-    /// One thread communicates.
-    fn units(&self, _inputs: &[&Tensor], _output: &Tensor) -> usize {
-        1
-    }
-
-    fn compute(&self, mut call: CustomCall<'_>) -> Result<(), CustomError> {
-        let ranks = &*self.communicator;
-        match &self.collective {
-            Collective::AllReduce => {
-                let (values, reduction) = (call.output.f32()?, Reduction::Sum);
-                ranks.run(Operation::AllReduce { values, reduction })?;
+            CollectiveKind::Receive { from, tag, .. } => {
+                ranks.run(Operation::Receive { bytes: output, from: *from, tag: *tag })
             }
-            Collective::Broadcast { root } => {
-                ranks.run(Operation::Broadcast { bytes: call.output.bytes(), root: *root })?;
-            }
-            Collective::Send { to, tag } => {
-                ranks.run(Operation::Send { bytes: call.output.bytes(), to: *to, tag: *tag })?;
-            }
-            Collective::Receive { from, tag, .. } => {
-                ranks.run(Operation::Receive { bytes: call.output.bytes(), from: *from, tag: *tag })?;
-            }
-            Collective::AllGather { columns } => {
-                let part = call.input(0)?.bytes()?;
-                let rows = call.output.shape().rows();
-                let lengths: Vec<usize> = columns.iter().map(|columns| columns * rows * 4).collect();
-                let whole = call.output.bytes();
+            CollectiveKind::AllGather { columns } => {
+                let lengths: Vec<usize> = columns.iter().map(|columns| columns * rows * element).collect();
                 if rows <= 1 {
-                    ranks.run(Operation::AllGather { part, lengths: &lengths, whole })?;
-                } else {
-                    let mut parts = vec![0; whole.len()];
-                    ranks.run(Operation::AllGather { part, lengths: &lengths, whole: &mut parts })?;
-                    beside(&parts, columns, rows, whole);
+                    return ranks.run(Operation::AllGather { part: input, lengths: &lengths, whole: output });
                 }
+                let mut parts = vec![0; output.len()];
+                ranks.run(Operation::AllGather { part: input, lengths: &lengths, whole: &mut parts })?;
+                beside(&parts, columns, (rows, element), output);
+                Ok(())
             }
-            Collective::ReduceScatter { columns } => {
-                let input = call.input(0)?;
-                let (values, rows) = (input.f32()?, input.shape().rows());
+            CollectiveKind::ReduceScatter { columns } => {
                 let lengths: Vec<usize> = columns.iter().map(|columns| columns * rows).collect();
-                let part = call.output.f32()?;
-                let all = columns.iter().sum::<usize>();
-                let mut parts = Vec::with_capacity(values.len());
-                let mut first = 0;
-                for own in columns {
-                    for row in values.chunks(all.max(1)) {
-                        parts.extend_from_slice(row.get(first..first + own).unwrap_or_default());
-                    }
-                    first += own;
-                }
-                ranks.run(Operation::ReduceScatter { values: &parts, lengths: &lengths, part })?;
+                let values = apart(input, columns);
+                with_floats(output, |part| {
+                    ranks.run(Operation::ReduceScatter { values: &values, lengths: &lengths, part })
+                })
             }
         }
-        Ok(())
     }
 }
 
-/// Matrices `[rows, columns]` of F32, one after the other, as one with all their columns.
-fn beside(parts: &[u8], columns: &[usize], rows: usize, whole: &mut [u8]) {
-    let all = columns.iter().sum::<usize>() * 4;
+impl RankGroup for Collectives {
+    fn rank(&self) -> usize {
+        self.communicator.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.communicator.size()
+    }
+
+    fn exchange(&self, call: ExchangeCall<'_>) -> Result<(), String> {
+        self.execute(call).map_err(|error| error.to_string())
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.communicator.failure().map(|failure| failure.to_string())
+    }
+}
+
+/// Lets work change bytes as F32 values: in their memory where that is aligned, as buffers of tensors are.
+fn with_floats(
+    bytes: &mut [u8],
+    work: impl FnOnce(&mut [f32]) -> Result<(), ClusterError>,
+) -> Result<(), ClusterError> {
+    if let Ok(values) = bytemuck::try_cast_slice_mut(bytes) {
+        return work(values);
+    }
+    let mut values = floats(bytes);
+    work(&mut values)?;
+    bytes.as_chunks_mut().0.iter_mut().zip(&values).for_each(|(to, value)| *to = value.to_ne_bytes());
+    Ok(())
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()
+}
+
+/// The columns of each rank of an F32 matrix, one rank's after the other's.
+fn apart(matrix: &[u8], columns: &[usize]) -> Vec<f32> {
+    let values = floats(matrix);
+    let all = columns.iter().sum::<usize>();
+    let mut parts = Vec::with_capacity(values.len());
+    let mut first = 0;
+    for own in columns {
+        for row in values.chunks(all.max(1)) {
+            parts.extend_from_slice(row.get(first..first + own).unwrap_or_default());
+        }
+        first += own;
+    }
+    parts
+}
+
+/// Matrices `[rows, columns]`, one after the other, as one with all their columns.
+fn beside(parts: &[u8], columns: &[usize], (rows, element): (usize, usize), whole: &mut [u8]) {
+    let all = columns.iter().sum::<usize>() * element;
     let (mut rest, mut first) = (parts, 0);
-    for bytes in columns.iter().map(|columns| columns * 4).filter(|bytes| *bytes > 0) {
+    for bytes in columns.iter().map(|columns| columns * element).filter(|bytes| *bytes > 0) {
         let (part, after) = rest.split_at_checked(bytes * rows).unwrap_or((rest, &[]));
         for (from, to) in part.chunks(bytes).zip(whole.chunks_mut(all)) {
             if let Some(to) = to.get_mut(first..first + bytes) {

@@ -7,7 +7,7 @@
 //! - [`Mpi`]: ranks are processes that `mpirun` or Slurm has started. The MPI library is loaded at run time, so that nothing
 //!   of it is needed to build or to run alone. Ranks of one machine exchange data through shared memory.
 //!
-//! [`Collectives`] are the same as operations of a graph, which every backend that runs custom operations executes.
+//! [`Collectives`] execute the collectives of graphs with a communicator.
 //!
 //! An operation that waits for a rank ends with an error that names it, when that rank has sent no heartbeat for
 //! [`Limits::silence`] or has reported an error of its own with [`Communicator::fail`].

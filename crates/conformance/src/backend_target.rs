@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use quadriga_graph::{Graph, Op, TensorId, TensorKind};
 use quadriga_runtime::{
-    Backend, BackendError, Buffer, Layout, Region, SplitSource, TensorPlace, Usage, WeightLayout,
+    Backend, BackendError, Buffer, Layout, RankGroup, RankGroups, Region, SplitSource, TensorPlace, Usage,
+    WeightLayout,
 };
 
-use crate::{Case, Outputs, Target, TargetError};
+use crate::{CASE_GROUP, Case, Outputs, RankPart, Target, TargetError, on_rank_threads};
 
 /// The number of guard bytes before and after each tensor.
 const GUARD: usize = 64;
@@ -31,6 +32,8 @@ const PATTERN: u8 = 0xf3;
 /// ```
 pub struct BackendTarget<'b> {
     backend: &'b dyn Backend,
+    /// The backends of the ranks after the first.
+    others: Vec<&'b dyn Backend>,
     fuse: bool,
     in_place: bool,
 }
@@ -38,18 +41,26 @@ pub struct BackendTarget<'b> {
 impl<'b> BackendTarget<'b> {
     /// A target that allows fusion: the backend need not write results that only its own nodes read.
     pub fn new(backend: &'b dyn Backend) -> BackendTarget<'b> {
-        BackendTarget { backend, fuse: true, in_place: false }
+        BackendTarget { backend, others: Vec::new(), fuse: true, in_place: false }
     }
 
     /// A target without fusion: the backend must write the result of every node.
     pub fn unfused(backend: &'b dyn Backend) -> BackendTarget<'b> {
-        BackendTarget { backend, fuse: false, in_place: false }
+        BackendTarget { backend, others: Vec::new(), fuse: false, in_place: false }
     }
 
     /// A target without fusion that computes every result in the memory of an input where its operation allows it and
     /// nothing else reads that input, as the memory planner does.
     pub fn in_place(backend: &'b dyn Backend) -> BackendTarget<'b> {
-        BackendTarget { backend, fuse: false, in_place: true }
+        BackendTarget { backend, others: Vec::new(), fuse: false, in_place: true }
+    }
+
+    /// Adds the backends of further ranks, for cases of collectives: ranks wait for each other, so each needs its own. Cases of more
+    /// ranks than there are backends count as unsupported.
+    #[must_use]
+    pub fn with_ranks(mut self, others: impl IntoIterator<Item = &'b dyn Backend>) -> BackendTarget<'b> {
+        self.others = others.into_iter().collect();
+        self
     }
 
     /// The layout that the backend chooses for a weight; plain if the weight has views.
@@ -72,6 +83,22 @@ impl<'b> BackendTarget<'b> {
         self.backend.weight_layout(weight, &uses)
     }
 
+    /// Whether the backend computes all nodes, with these ranks if there are any.
+    fn supports(&self, part: RankPart<'_>, ranks: Option<&dyn RankGroup>) -> Result<(), TargetError> {
+        for node in part.graph.node_ids() {
+            let op = part.graph.get_node(node).map(|n| n.op());
+            let Some(op) = op.filter(|op| !op.is_view()) else { continue };
+            let exchanges = match op {
+                Op::Collective(_) => self.backend.exchanges(ranks),
+                _ => Ok(()),
+            };
+            if let Err(refusal) = exchanges.and_then(|()| self.backend.supports(part.graph, node)) {
+                return Err(TargetError::Unsupported(format!("{}: {refusal}", op.name())));
+            }
+        }
+        Ok(())
+    }
+
     /// A region of `bytes` between guards; region and guards are filled with the pattern.
     fn guarded(&self, bytes: usize, usage: Usage) -> Result<Region, BackendError> {
         let start = GUARD.next_multiple_of(self.backend.memory().alignment.max(1));
@@ -80,8 +107,8 @@ impl<'b> BackendTarget<'b> {
         Region::new(buffer, start, bytes)
     }
 
-    fn compute(&self, case: &Case) -> Result<Outputs, TargetFailure> {
-        let graph = &case.graph;
+    fn compute(&self, part: RankPart<'_>, ranks: &RankGroups) -> Result<Outputs, TargetFailure> {
+        let graph = part.graph;
         let mut regions: Vec<Option<(Region, Layout)>> = Vec::new();
         let reused = if self.in_place { reused_inputs(graph) } else { vec![None; graph.tensors().len()] };
         for (id, reused) in graph.tensor_ids().zip(reused) {
@@ -120,7 +147,7 @@ impl<'b> BackendTarget<'b> {
         };
         let unplaced = |name: &str| TargetFailure(format!("\"{name}\" has no place"));
         let mut queue = self.backend.queue()?;
-        for (name, bytes) in &case.inputs {
+        for (name, bytes) in part.inputs {
             let to = graph.leaf(name).and_then(place).ok_or_else(|| unplaced(name))?;
             queue.write(&to.region, bytes)?;
         }
@@ -135,7 +162,7 @@ impl<'b> BackendTarget<'b> {
             0 => None,
             bytes => Some(Region::new(self.backend.allocate(bytes, Usage::Compute)?, 0, bytes)?),
         };
-        let split = SplitSource { graph, nodes: &nodes, place: &place, kept: &kept, scratch };
+        let split = SplitSource { graph, nodes: &nodes, place: &place, kept: &kept, scratch, ranks };
         let mut program = self.backend.compile(&split)?;
         queue.run(&mut *program)?;
         let mut outputs = Outputs::new();
@@ -230,13 +257,30 @@ impl Target for BackendTarget<'_> {
     }
 
     fn run(&mut self, case: &Case) -> Result<Outputs, TargetError> {
-        for node in case.graph.node_ids() {
-            let op = case.graph.get_node(node).map(|n| n.op());
-            let Some(op) = op.filter(|op| !op.is_view()) else { continue };
-            if let Err(refusal) = self.backend.supports(&case.graph, node) {
-                return Err(TargetError::Unsupported(format!("{}: {refusal}", op.name())));
-            }
+        let part = RankPart { graph: &case.graph, inputs: &case.inputs };
+        self.supports(part, None)?;
+        self.compute(part, RankGroups::NONE).map_err(|failure| TargetError::Failed(failure.0))
+    }
+
+    fn run_ranks(&mut self, case: &Case) -> Result<Outputs, TargetError> {
+        let needed = case.parts().count();
+        if needed > self.others.len() + 1 {
+            let (has, name) = (self.others.len() + 1, self.backend.name());
+            let reason = format!("collectives of {needed} ranks: the target has {has} of {name}");
+            return Err(TargetError::Unsupported(reason));
         }
-        self.compute(case).map_err(|failure| TargetError::Failed(failure.0))
+        let BackendTarget { backend, others, fuse, in_place } = self;
+        let (fuse, in_place) = (*fuse, *in_place);
+        let backends: Vec<&dyn Backend> = std::iter::once(*backend).chain(others.iter().copied()).collect();
+        on_rank_threads(case, |rank, part, group| {
+            let Some(backend) = backends.get(rank).copied() else {
+                return Err(TargetError::Failed(format!("rank {rank} has no backend")));
+            };
+            let target = BackendTarget { backend, others: Vec::new(), fuse, in_place };
+            target.supports(part, Some(&*group))?;
+            let mut ranks = RankGroups::default();
+            ranks.insert(CASE_GROUP, group);
+            target.compute(part, &ranks).map_err(|failure| TargetError::Failed(failure.0))
+        })
     }
 }

@@ -81,5 +81,6 @@ fn case(
     let inputs = builder.into_inputs();
     let how = if neighbours { " between other operations" } else { "" };
     let name = format!("{}{layout}{how}", op.name());
-    Ok(Case { name, operation: op.name(), graph: graph.finish()?, inputs, tolerance })
+    let (graph, others) = (graph.finish()?, Vec::new());
+    Ok(Case { name, operation: op.name(), graph, inputs, tolerance, others })
 }

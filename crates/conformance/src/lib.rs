@@ -3,6 +3,7 @@
 //!
 //! [`Oracle`] evaluates any graph, [`compute_node`] one node on plain bytes. [`Suite`] lists the cases, a [`Target`]
 //! computes them ([`BackendTarget`] on one backend, in guarded memory), and [`run_cases`] compares the results.
+//! Cases of collectives have a graph for each rank, which are threads ([`on_rank_threads`]); [`RankOracle`] evaluates them together.
 //! [`RandomGraph`] generates graphs for differential tests.
 //!
 //! ```
@@ -39,17 +40,19 @@ mod fixture;
 mod judge;
 mod oracle;
 mod random_graph;
+mod ranks;
 mod rng;
+mod rounding_oracle;
 mod runner;
 
 pub use backend_target::{BackendTarget, computes_in_place};
-pub use cases::{BrokenCase, Case, Suite};
+pub use cases::{BrokenCase, CASE_GROUP, Case, CaseGraph, RankPart, Suite};
 pub use custom_cases::custom_cases;
 pub use fixture::Fixture;
 pub use judge::{Mismatch, Tolerance, judge};
-pub use oracle::{EvalError, Oracle, OracleError, compute_custom_node, compute_node};
+pub use oracle::{EvalError, Oracle, OracleError, RankOracle, compute_custom_node, compute_node};
 pub use random_graph::{Difference, Expected, RandomGraph, compare};
+pub use ranks::on_rank_threads;
 pub use rng::Rng;
-pub use runner::{
-    CaseOutcome, OperationTotals, Outputs, Report, RoundingOracle, Target, TargetError, check, run_cases,
-};
+pub use rounding_oracle::RoundingOracle;
+pub use runner::{CaseOutcome, OperationTotals, Outputs, Report, Target, TargetError, check, run_cases};

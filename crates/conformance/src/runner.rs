@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::{BrokenCase, Case, compute_node, judge};
+use crate::{BrokenCase, Case, judge};
 
 /// The bytes of each output of a case, contiguous in its type, in the order of the graph's outputs.
 pub type Outputs = Vec<Vec<u8>>;
@@ -25,6 +25,13 @@ pub trait Target {
     /// Computes a case.
     fn run(&mut self, case: &Case) -> Result<Outputs, TargetError>;
 
+    /// Computes a case of collectives, each rank on a backend of its own ([`on_rank_threads`](crate::on_rank_threads)); the outputs
+    /// are those of all ranks. [default: unsupported]
+    fn run_ranks(&mut self, case: &Case) -> Result<Outputs, TargetError> {
+        let _ = case;
+        Err(TargetError::Unsupported("collectives: this target has one rank".to_owned()))
+    }
+
     /// The command that reruns one case on this target.
     fn command(&self, case: &str) -> String {
         format!("cargo run --release -p quadriga-conformance --example suite -- \"{case}\"")
@@ -44,7 +51,7 @@ pub enum CaseOutcome {
 
 /// Runs one case and compares its outputs with the oracle's.
 pub fn check(case: &Case, target: &mut dyn Target) -> CaseOutcome {
-    let outputs = match target.run(case) {
+    let outputs = match if case.has_ranks() { target.run_ranks(case) } else { target.run(case) } {
         Ok(outputs) => outputs,
         Err(TargetError::Unsupported(reason)) => return CaseOutcome::Unsupported(reason),
         Err(TargetError::Failed(text)) => return CaseOutcome::Failed(text),
@@ -57,11 +64,17 @@ pub fn check(case: &Case, target: &mut dyn Target) -> CaseOutcome {
         return CaseOutcome::Failed(format!("{} outputs instead of {}", outputs.len(), expected.len()));
     }
     let mut worst = 0.0;
-    for (((name, id), expected), found) in case.graph.outputs().iter().zip(&expected).zip(&outputs) {
-        let Some(tensor) = case.graph.get(*id) else { continue };
+    let ranks = case.parts().enumerate();
+    let declared = ranks
+        .flat_map(|(rank, part)| part.graph.outputs().iter().map(move |output| (rank, part.graph, output)));
+    for (((rank, graph, (name, id)), expected), found) in declared.zip(&expected).zip(&outputs) {
+        let Some(tensor) = graph.get(*id) else { continue };
         match judge(tensor, expected, found, case.tolerance) {
             Ok(nmse) => worst = f64::max(worst, nmse),
-            Err(mismatch) => return CaseOutcome::Failed(format!("{name}: {mismatch}")),
+            Err(mismatch) if case.others.is_empty() => {
+                return CaseOutcome::Failed(format!("{name}: {mismatch}"));
+            }
+            Err(mismatch) => return CaseOutcome::Failed(format!("{name} of rank {rank}: {mismatch}")),
         }
     }
     CaseOutcome::Passed(worst)
@@ -183,63 +196,5 @@ fn row(f: &mut fmt::Formatter<'_>, name: &str, totals: &OperationTotals) -> fmt:
     match worst {
         Some((nmse, case)) => writeln!(f, "  {nmse:.1e} {case}"),
         None => writeln!(f),
-    }
-}
-
-/// The oracle as a target: node by node on plain bytes, each result rounded to its type, as in a straightforward
-/// backend. It shows that every case can be built and computed, and the error of rounding alone.
-#[derive(Clone, Copy, Default, Debug)]
-pub struct RoundingOracle;
-
-impl RoundingOracle {
-    fn compute(case: &Case) -> Option<Result<Outputs, crate::OracleError>> {
-        let graph = &case.graph;
-        // The bytes of each storage, at the index of the tensor that owns it.
-        let mut storages: Vec<Vec<u8>> = Vec::new();
-        for id in graph.tensor_ids() {
-            let tensor = graph.get(id)?;
-            let owned = if tensor.storage() == id { tensor.bytes() } else { 0 };
-            storages.push(graph.data(id).map_or_else(|| vec![0; owned], |data| data.bytes().to_vec()));
-        }
-        for (name, bytes) in &case.inputs {
-            *storages.get_mut(graph.leaf(name)?.index())? = bytes.clone();
-        }
-        let range = |id| {
-            let tensor = graph.get(id)?;
-            Some((tensor.storage().index(), tensor.offset()..tensor.offset() + tensor.bytes()))
-        };
-        for node in graph.node_ids() {
-            let mut inputs: Vec<Vec<u8>> = Vec::new();
-            for id in graph.inputs(node) {
-                let (storage, bytes) = range(*id)?;
-                inputs.push(storages.get(storage)?.get(bytes)?.to_vec());
-            }
-            let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
-            let (storage, bytes) = range(graph.get_node(node)?.output())?;
-            let output = storages.get_mut(storage)?.get_mut(bytes)?;
-            if let Err(error) = compute_node(graph, node, &inputs, output) {
-                return Some(Err(error));
-            }
-        }
-        let mut outputs = Outputs::new();
-        for (_, id) in graph.outputs() {
-            let (storage, bytes) = range(*id)?;
-            outputs.push(storages.get(storage)?.get(bytes)?.to_vec());
-        }
-        Some(Ok(outputs))
-    }
-}
-
-impl Target for RoundingOracle {
-    fn name(&self) -> String {
-        "the oracle, rounded after each node".into()
-    }
-
-    fn run(&mut self, case: &Case) -> Result<Outputs, TargetError> {
-        match RoundingOracle::compute(case) {
-            Some(Ok(outputs)) => Ok(outputs),
-            Some(Err(error)) => Err(TargetError::Failed(error.to_string())),
-            None => Err(TargetError::Failed("an input is not in the graph, or too short".into())),
-        }
     }
 }

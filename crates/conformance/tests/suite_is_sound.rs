@@ -34,14 +34,15 @@ fn every_operation_is_in_some_case() {
     let suite = Suite::new();
     let mut built: HashSet<&str> = HashSet::new();
     for i in suite.sample(3000, 3) {
-        built.extend(suite.case(i).unwrap().unwrap().graph.nodes().iter().map(|n| n.op().name()));
+        let case = suite.case(i).unwrap().unwrap();
+        built.extend(case.parts().flat_map(|part| part.graph.nodes().iter().map(|n| n.op().name())));
     }
     let all = "abs add add1 argmax argsort attention cast clamp concat copy_into cos diag_mask_inf diag_mask_zero div elu exp \
         geglu gelu gelu_erf gelu_quick get_rows group_norm hardsigmoid hardswish l2_norm log mean mul mul_mat mul_mat_id neg \
         norm out_prod pad permute reglu relu repeat reshape rms_norm rope scale set_rows sigmoid sign silu sin soft_max \
         softplus sqr sqrt step sub sum sum_rows swiglu tanh top_k transpose view arange conv_2d_dw conv_transpose_2d \
         cross_entropy_loss im2col pool_avg pool_max upscale add_id expert_weights gated_delta_rule select_experts ssm_conv \
-        sum_experts swiglu_oai mul_mat_sparse axpy_sparse";
+        sum_experts swiglu_oai mul_mat_sparse axpy_sparse all_gather all_reduce broadcast receive reduce_scatter send";
     let missing: Vec<&str> = all.split_whitespace().filter(|name| !built.contains(name)).collect();
     assert!(missing.is_empty(), "{missing:?}");
     assert_eq!(built.len(), all.split_whitespace().count(), "an operation is missing in this list");
@@ -80,6 +81,7 @@ impl Target for EightBitActivations {
             graph: case.graph.clone(),
             inputs: case.inputs.clone(),
             tolerance: case.tolerance,
+            others: case.others.clone(),
         };
         for (name, bytes) in &mut rounded.inputs {
             let tensor = &case.graph[case.graph.leaf(name).unwrap()];

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use quadriga_graph::{Data, Graph, NodeId, Op, Tensor};
 use quadriga_runtime::{
-    BackendError, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, Rates, Refusal,
-    Region, SplitSource, Usage, WeightLayout,
+    BackendError, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, RankGroup, Rates,
+    Refusal, Region, SplitSource, Usage, WeightLayout,
 };
 
 use crate::NAME;
@@ -407,6 +407,10 @@ impl quadriga_runtime::Backend for Backend {
             Some(node) => Err(Refusal(format!("there is no kernel for {}", node.op().name()).into())),
             None => Err(Refusal("the graph has no such node".into())),
         }
+    }
+
+    fn exchanges(&self, _: Option<&dyn RankGroup>) -> Result<(), Refusal> {
+        Ok(())
     }
 
     fn compile(&self, split: &SplitSource<'_>) -> Result<Box<dyn Program>, BackendError> {

@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use quadriga_graph::{Graph, NodeId, Op, TensorId};
-use quadriga_runtime::{BackendError, Layout, SplitSource, check_range};
+use quadriga_graph::{Collective, Graph, NodeId, Op, TensorId};
+use quadriga_runtime::{BackendError, Layout, RankGroups, SplitSource, check_range};
 
 use crate::NAME;
 use crate::buffer::HostBuffer;
 use crate::feed_forward;
 use crate::fusion::build_steps;
 use crate::memory::ALIGNMENT;
-use crate::ops::{self, ActivationSource, LoweredOp, Operand, PackedWeight, RopeTables};
+use crate::ops::{self, ActivationSource, DetachedExchange, LoweredOp, Operand, PackedWeight, RopeTables};
 use crate::places::OperandPlaces;
 use crate::program::{BufferUse, CpuProgram};
 use crate::prologue;
@@ -51,13 +51,16 @@ pub(crate) fn compile(
     let mut compiler = Compiler {
         graph: split.graph,
         places: &places,
+        ranks: split.ranks,
         fuse,
         skip,
         uses: HashMap::new(),
         tables: RopeTables::default(),
+        detached: None,
     };
     let mut lowered: Vec<LoweredOp> = Vec::new();
     let (mut names, mut nodes) = (Vec::new(), Vec::new());
+    let computing = split.graph.nodes().iter().filter(|node| !node.op().is_view()).count();
     for &id in split.nodes {
         let first = lowered.len();
         let source = split.graph.inputs(id).get(1).and_then(|tensor| {
@@ -69,6 +72,11 @@ pub(crate) fn compile(
             *name = Some(names.len());
             // Its memory is checked, and its buffers are taken, as if the node ran by itself.
             compiler.node(inner, id, None, &mut Vec::new())?;
+            names.push(split.graph.node_name(id));
+            nodes.push(id);
+            continue;
+        }
+        if names.is_empty() && split.nodes.len() < computing && compiler.detach(id)? {
             names.push(split.graph.node_name(id));
             nodes.push(id);
             continue;
@@ -86,14 +94,14 @@ pub(crate) fn compile(
             nodes.push(id);
         }
     }
-    let own_bytes = compiler.tables.bytes();
+    let (own_bytes, detached) = (compiler.tables.bytes(), compiler.detached);
     let mut uses: Vec<BufferUse> = compiler.uses.into_values().collect();
     uses.sort_unstable_by_key(|used| Arc::as_ptr(&used.buffer).cast::<u8>().addr());
     let (steps, work_bytes) = build_steps(lowered, fuse);
     let labels =
         if inner.recorder.is_some() { steps.iter().map(KernelStep::label).collect() } else { Vec::new() };
     let mut program =
-        CpuProgram { steps, uses, names, nodes, labels, work_bytes, own_bytes, marks: Vec::new() };
+        CpuProgram { detached, steps, uses, names, nodes, labels, work_bytes, own_bytes, marks: Vec::new() };
     program.reserve(inner)?;
     Ok(program)
 }
@@ -101,11 +109,14 @@ pub(crate) fn compile(
 struct Compiler<'a> {
     graph: &'a Graph,
     places: &'a OperandPlaces<'a>,
+    ranks: &'a RankGroups,
     fuse: bool,
     skip: bool,
     /// The buffers of the nodes compiled so far, by address.
     uses: HashMap<usize, BufferUse>,
     tables: RopeTables,
+    /// The collective before all steps, if the split starts with one.
+    detached: Option<DetachedExchange>,
 }
 
 impl<'a> Compiler<'a> {
@@ -114,7 +125,38 @@ impl<'a> Compiler<'a> {
         BackendError::Unsupported { backend: NAME.into(), node, reason: reason.into() }
     }
 
-    /// Lowers one node; views and empty results need no kernel.
+    /// Takes a collective out of the steps; whether the node is one.
+    fn detach(&mut self, id: NodeId) -> Result<bool, BackendError> {
+        let Some(Op::Collective(Collective { ranks, kind })) = self.graph.get_node(id).map(|node| node.op())
+        else {
+            return Ok(false);
+        };
+        let ranks = self.ranks.of(ranks).map_err(|reason| self.unsupported(id, reason))?;
+        let (inputs, output) = self.operands(id)?;
+        let Some(input) = inputs.first() else { return Err(self.unsupported(id, "it has no input")) };
+        self.detached = Some(DetachedExchange::new(ranks, kind, &input.view, &output.view));
+        Ok(true)
+    }
+
+    /// A node's inputs and result in memory.
+    fn operands(&mut self, id: NodeId) -> Result<(Vec<Operand>, Operand), BackendError> {
+        let Some(node) = self.graph.get_node(id) else {
+            return Err(self.unsupported(id, "the graph has no such node"));
+        };
+        let output = self.operand(id, node.output(), true)?;
+        if output.packed.is_some() {
+            return Err(self.unsupported(id, "a result cannot be packed"));
+        }
+        let mut inputs = Vec::new();
+        for (i, input) in self.graph.inputs(id).iter().enumerate() {
+            let operand = self.operand(id, *input, false)?;
+            self.check_overlap(id, i, &operand, &output.view)?;
+            inputs.push(operand);
+        }
+        Ok((inputs, output))
+    }
+
+    /// Lowers one node; views and empty results need no kernel, unless they are exchanged.
     fn node(
         &mut self,
         inner: &BackendInner,
@@ -127,19 +169,17 @@ impl<'a> Compiler<'a> {
         };
         let op = node.op().clone();
         let result = node.output();
-        if op.is_view() || self.graph.get(result).is_none_or(|tensor| tensor.elements() == 0) {
+        let is_empty = self.graph.get(result).is_none_or(|tensor| tensor.elements() == 0);
+        // Other ranks wait for this one also where it gets nothing.
+        if op.is_view() || (is_empty && !matches!(op, Op::Collective(_))) {
             return Ok(());
         }
-        let output = self.operand(id, result, true)?;
-        if output.packed.is_some() {
-            return Err(self.unsupported(id, "a result cannot be packed"));
-        }
+        let (inputs, output) = self.operands(id)?;
         let ids = self.graph.inputs(id).to_vec();
-        let mut inputs = Vec::with_capacity(ids.len());
-        for (i, input) in ids.iter().enumerate() {
-            let operand = self.operand(id, *input, false)?;
-            self.check_overlap(id, i, &operand, &output.view)?;
-            inputs.push(operand);
+        if let (Op::Collective(Collective { ranks, kind }), Some(input)) = (&op, inputs.first()) {
+            let ranks = self.ranks.of(ranks).map_err(|reason| self.unsupported(id, reason))?;
+            lowered.push(LoweredOp::Part(ops::collective(ranks, kind, &input.view, &output.view)));
+            return Ok(());
         }
         if let Op::Custom(custom) = &op {
             let made = ops::custom(custom, self.graph, id, &inputs, &output.view);

@@ -10,7 +10,7 @@ use quadriga_runtime::{BackendError, Buffer, Program, StepTime};
 use crate::NAME;
 use crate::buffer::HostBuffer;
 use crate::memory::HostBlock;
-use crate::ops::WorkBytes;
+use crate::ops::{DetachedExchange, WorkBytes};
 use crate::pool::{Stopped, is_inside_job};
 use crate::profile::StepTimer;
 use crate::state::BackendInner;
@@ -30,6 +30,8 @@ impl BufferUse {
 
 /// Prepared steps, and the buffers they use.
 pub(crate) struct CpuProgram {
+    /// The collective before all steps, if the split starts with one.
+    pub(crate) detached: Option<DetachedExchange>,
     pub(crate) steps: Vec<KernelStep>,
     /// In the order of addresses, each once: the order in which they are locked.
     pub(crate) uses: Vec<BufferUse>,
@@ -94,13 +96,39 @@ impl CpuProgram {
         // Only the first thread locks it.
         let mut marks = std::mem::take(&mut self.marks);
         marks.clear();
+        if timed && self.detached.is_some() {
+            marks.push(Instant::now());
+        }
+        let exchanged = self.run_detached();
         let marks = timed.then(|| Mutex::new(marks));
-        let ran = self.run_steps(inner, marks.as_ref());
+        let ran = exchanged.and_then(|()| match self.steps.is_empty() {
+            true => Ok(()),
+            false => self.run_steps(inner, marks.as_ref()),
+        });
         if let Some(marks) = marks {
             self.marks = marks.into_inner().unwrap_or_else(PoisonError::into_inner);
             self.marks.push(Instant::now());
         }
         ran
+    }
+
+    /// Runs the collective before all steps. No buffer is held while it waits for other ranks.
+    fn run_detached(&mut self) -> Result<(), BackendError> {
+        let CpuProgram { detached: Some(exchange), uses, names, .. } = self else { return Ok(()) };
+        {
+            let _held = BufferGuards::new(uses);
+            exchange.take();
+        }
+        let done = exchange.run().and_then(|()| {
+            let _held = BufferGuards::new(uses);
+            exchange.put()
+        });
+        let name = exchange.name;
+        done.map_err(|reason| BackendError::Node {
+            backend: NAME.into(),
+            node: names.get(name).cloned().unwrap_or_default(),
+            reason,
+        })
     }
 
     fn run_steps(
@@ -191,7 +219,13 @@ impl Program for CpuProgram {
                 last.iter_mut().skip(name).take(1).for_each(|last| *last = number);
             }
         }
+        let detached = usize::from(self.detached.is_some());
         let spans = self.marks.iter().zip(self.marks.iter().skip(1));
+        let exchange = spans.clone().take(detached).map(|(begin, end)| StepTime {
+            nodes: self.nodes.iter().take(1).copied().collect(),
+            start: 0.0,
+            seconds: end.saturating_duration_since(*begin).as_secs_f64(),
+        });
         let time = |((number, step), (begin, end)): ((usize, &KernelStep), (&Instant, &Instant))| {
             let ended = step.names().into_iter().filter(|name| last.get(*name) == Some(&number));
             StepTime {
@@ -200,7 +234,7 @@ impl Program for CpuProgram {
                 seconds: end.saturating_duration_since(*begin).as_secs_f64(),
             }
         };
-        self.steps.iter().enumerate().zip(spans).map(time).collect()
+        exchange.chain(self.steps.iter().enumerate().zip(spans.skip(detached)).map(time)).collect()
     }
 
     fn as_any(&mut self) -> &mut dyn Any {

@@ -8,10 +8,12 @@
 mod common;
 
 use common::Placed;
-use quadriga_conformance::{Case, Outputs, Suite, Target, TargetError, run_cases};
+use quadriga_conformance::{
+    CASE_GROUP, Case, Outputs, RankPart, Suite, Target, TargetError, on_rank_threads, run_cases,
+};
 use quadriga_cpu::Backend;
 use quadriga_cpu::isa::Isa;
-use quadriga_runtime::BackendError;
+use quadriga_runtime::{BackendError, RankGroups};
 
 /// Takes cases through several backends in turn.
 struct Cpu {
@@ -31,6 +33,23 @@ impl Cpu {
     }
 }
 
+fn compute(
+    (backend, packed): &(Backend, bool),
+    part: RankPart<'_>,
+    ranks: &RankGroups,
+) -> Result<Outputs, TargetError> {
+    let failed = |error: BackendError| match error {
+        BackendError::Unsupported { .. } => TargetError::Unsupported(error.to_string()),
+        error => TargetError::Failed(error.to_string()),
+    };
+    let mut placed = Placed::with_ranks(part.graph, backend, *packed, ranks).map_err(failed)?;
+    for (name, bytes) in part.inputs {
+        placed.set(name, bytes).map_err(failed)?;
+    }
+    placed.run().map_err(failed)?;
+    Ok(part.graph.outputs().iter().map(|(_, id)| placed.read(*id)).collect())
+}
+
 impl Target for Cpu {
     fn name(&self) -> String {
         format!("cpu, {}", self.isa)
@@ -38,17 +57,18 @@ impl Target for Cpu {
 
     fn run(&mut self, case: &Case) -> Result<Outputs, TargetError> {
         self.turn += 1;
-        let (backend, packed) = &self.backends[self.turn % self.backends.len()];
-        let failed = |error: BackendError| match error {
-            BackendError::Unsupported { .. } => TargetError::Unsupported(error.to_string()),
-            error => TargetError::Failed(error.to_string()),
-        };
-        let mut placed = Placed::new(&case.graph, backend, *packed).map_err(failed)?;
-        for (name, bytes) in &case.inputs {
-            placed.set(name, bytes).map_err(failed)?;
-        }
-        placed.run().map_err(failed)?;
-        Ok(case.graph.outputs().iter().map(|(_, id)| placed.read(*id)).collect())
+        let backend = &self.backends[self.turn % self.backends.len()];
+        compute(backend, RankPart { graph: &case.graph, inputs: &case.inputs }, RankGroups::NONE)
+    }
+
+    fn run_ranks(&mut self, case: &Case) -> Result<Outputs, TargetError> {
+        self.turn += 1;
+        on_rank_threads(case, |rank, part, group| {
+            let mut ranks = RankGroups::default();
+            ranks.insert(CASE_GROUP, group);
+            // Ranks wait for each other, so each has a backend of its own.
+            compute(&self.backends[(self.turn + rank) % self.backends.len()], part, &ranks)
+        })
     }
 
     fn command(&self, case: &str) -> String {

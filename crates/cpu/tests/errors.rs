@@ -13,7 +13,8 @@ use quadriga_cpu::Backend;
 use quadriga_cpu::isa::Isa;
 use quadriga_graph::{Attention, DType, Data, Graph, GraphBuilder, Op, TensorId, TensorKind, Weight};
 use quadriga_runtime::{
-    Backend as _, BackendError, Layout, Region, SplitSource, TensorPlace, Usage, WeightLayout, compute_once,
+    Backend as _, BackendError, Layout, RankGroups, Region, SplitSource, TensorPlace, Usage, WeightLayout,
+    compute_once,
 };
 
 /// Runs a graph with invalid indices, then with valid ones.
@@ -198,7 +199,14 @@ fn mapped_bytes_are_used_in_place_and_never_written() {
     let region = Region::new(Arc::clone(&buffer), 0, 256).unwrap();
     let place = |_: TensorId| Some(TensorPlace { region: region.clone(), layout: Layout::Plain });
     let nodes: Vec<_> = graph.node_ids().collect();
-    let split = SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true, scratch: None };
+    let split = SplitSource {
+        graph: &graph,
+        nodes: &nodes,
+        place: &place,
+        kept: &|_| true,
+        scratch: None,
+        ranks: RankGroups::NONE,
+    };
     assert!(matches!(compute_once(&backend, &split), Err(BackendError::Unsupported { .. })));
 }
 
@@ -240,8 +248,14 @@ fn a_place_that_changes_from_call_to_call_is_asked_for_once() {
             }
             Some(place)
         };
-        let split =
-            SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|id| id == y, scratch: None };
+        let split = SplitSource {
+            graph: &graph,
+            nodes: &nodes,
+            place: &place,
+            kept: &|id| id == y,
+            scratch: None,
+            ranks: RankGroups::NONE,
+        };
         let compiled = backend.compile(&split);
         assert_eq!(calls.get(), 1, "x is an input of one node");
         match compiled {
@@ -276,8 +290,14 @@ fn results_that_overlap_the_end_of_a_packed_weight_are_refused() {
             Some(TensorPlace { region: Region::new(Arc::clone(&buffer), offset, bytes).ok()?, layout })
         };
         let nodes: Vec<_> = graph.node_ids().collect();
-        let split =
-            SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true, scratch: None };
+        let split = SplitSource {
+            graph: &graph,
+            nodes: &nodes,
+            place: &place,
+            kept: &|_| true,
+            scratch: None,
+            ranks: RankGroups::NONE,
+        };
         compute_once(&backend, &split)
     };
     assert!(run(bytes.next_multiple_of(64)).is_ok());
@@ -304,7 +324,14 @@ fn results_that_overlap_inputs_partly_are_refused() {
         let nodes: Vec<_> = graph.node_ids().collect();
         compute_once(
             &backend,
-            &SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true, scratch: None },
+            &SplitSource {
+                graph: &graph,
+                nodes: &nodes,
+                place: &place,
+                kept: &|_| true,
+                scratch: None,
+                ranks: RankGroups::NONE,
+            },
         )
     };
     assert!(run(0).is_ok() && run(512).is_ok() && run(256).is_ok());

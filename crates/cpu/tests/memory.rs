@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use quadriga_cpu::{ALIGNMENT, Backend};
 use quadriga_graph::{Attention, DType, Data, Graph, GraphBuilder, Op, Weight};
 use quadriga_runtime::{
-    Backend as _, Layout, Region, Scheduler, SplitSource, TensorPlace, Usage, compute_once,
+    Backend as _, Layout, RankGroups, Region, Scheduler, SplitSource, TensorPlace, Usage, compute_once,
 };
 
 /// Bytes that count how often they are dropped.
@@ -135,7 +135,14 @@ fn k7_a_buffer_over_a_pointer_is_written_in_place() {
         let region = Region::new(Arc::clone(&buffer), id.index() * 256, 256).ok()?;
         Some(TensorPlace { region, layout: Layout::Plain })
     };
-    let split = SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true, scratch: None };
+    let split = SplitSource {
+        graph: &graph,
+        nodes: &nodes,
+        place: &place,
+        kept: &|_| true,
+        scratch: None,
+        ranks: RankGroups::NONE,
+    };
     compute_once(&cpu, &split).unwrap();
     buffer.clear(0, 4).unwrap();
     drop(buffer);

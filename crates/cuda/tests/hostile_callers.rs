@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 use quadriga_graph::{DType, Graph, GraphBuilder, Op, TensorId, Weight};
 use quadriga_runtime::{
-    Backend, BackendError, Region, Scheduler, SplitSource, TensorPlace, Usage, WeightLayout, compute_once,
+    Backend, BackendError, RankGroups, Region, Scheduler, SplitSource, TensorPlace, Usage, WeightLayout,
+    compute_once,
 };
 
 use common::{cpu, device};
@@ -66,7 +67,14 @@ fn a_place_that_changes_from_call_to_call_is_asked_for_once() {
             Some(place)
         };
         let scratch = Some(scratch.clone());
-        let split = SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|id| id == y, scratch };
+        let split = SplitSource {
+            graph: &graph,
+            nodes: &nodes,
+            place: &place,
+            kept: &|id| id == y,
+            scratch,
+            ranks: RankGroups::NONE,
+        };
         match cuda.compile(&split) {
             Err(error) => assert!(wrong == 0 && matches!(error, BackendError::OutOfBounds { .. }), "{error}"),
             Ok(mut program) => {
@@ -95,8 +103,14 @@ fn operands_must_be_memory_of_this_backend_of_their_size() {
             let good = good.get(&id).cloned()?;
             Some(if id == at { TensorPlace { region: region.clone(), ..good } } else { good })
         };
-        let split =
-            SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true, scratch: None };
+        let split = SplitSource {
+            graph: &graph,
+            nodes: &nodes,
+            place: &place,
+            kept: &|_| true,
+            scratch: None,
+            ranks: RankGroups::NONE,
+        };
         compute_once(&*cuda, &split)
     };
     for id in [x, y] {

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use quadriga_graph::{DType, Graph, GraphBuilder, NodeId, TensorId, Weight};
 use quadriga_runtime::{
-    Backend, BackendError, CopyRoute, Layout, PlanLimits, Region, RuntimeError, Scheduler, Session,
-    SplitSource, TensorPlace, Usage, compute_once, copy_region,
+    Backend, BackendError, CopyRoute, Layout, PlanLimits, RankGroups, Region, RuntimeError, Scheduler,
+    Session, SplitSource, TensorPlace, Usage, compute_once, copy_region,
 };
 
 use common::{cpu, device};
@@ -116,7 +116,14 @@ fn k5_a_graph_is_computed_once_with_scratch_memory_of_its_own() {
     put(&places[0], &values);
     let place =
         |id: TensorId| Some(TensorPlace { region: places[id.index()].clone(), layout: Layout::Plain });
-    let split = SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true, scratch: None };
+    let split = SplitSource {
+        graph: &graph,
+        nodes: &nodes,
+        place: &place,
+        kept: &|_| true,
+        scratch: None,
+        ranks: RankGroups::NONE,
+    };
     compute_once(&*cuda, &split).unwrap();
 }
 

@@ -94,6 +94,7 @@ fn op(mix: &mut Mixer, op: &Op) {
             mix.float(*start);
             mix.float(*step);
         }
+        Op::Collective(collective) => collective.mix(mix),
         Op::Custom(custom) => custom.mix(mix),
         // The name, or the type, shape, strides and offset of the result, distinguish these.
         Op::Binary(_)

@@ -27,6 +27,7 @@
 mod attention_options;
 pub mod blocks;
 mod builder;
+mod collective_values;
 mod construction;
 mod conv_values;
 mod custom;
@@ -61,8 +62,8 @@ pub use fingerprint::Fingerprint;
 pub use graph::{Graph, Node};
 pub use names::layer_of;
 pub use ops::{
-    Attention, Binary, Declaration, ExpertWeights, Gate, GatedDeltaRule, Interpolation, Op, Order,
-    PAGE_SLOTS, Pairing, Pooling, Rope, SelectExperts, Unary, Window,
+    Attention, Binary, Collective, CollectiveKind, Declaration, ExpertWeights, Gate, GatedDeltaRule,
+    Interpolation, Op, Order, PAGE_SLOTS, Pairing, Pooling, Ranks, Rope, SelectExperts, Unary, Window,
 };
 pub use order::OrderError;
 pub use shape::{MAX_DIMS, Shape, Strides};

@@ -64,7 +64,7 @@ fn backends_compute_in_turn_copy_activations_and_wait_for_each_other() {
     assert_eq!(traffic, 4 * (64 * 64 + 6 * 64 + 32 * 64 + 3 * 64 + 3 * 32));
     assert_near(estimate.compute[0], traffic as f64 / 1e6, "device");
     let on_host = cost(&graph, "w1.host");
-    assert_eq!(on_host, Cost { operations: 2 * 3 * 64 * 64, traffic: 4 * (64 * 64 + 6 * 64) });
+    assert_eq!(on_host, Cost { operations: 2 * 3 * 64 * 64, traffic: 4 * (64 * 64 + 6 * 64), sent: 0 });
     assert_near(estimate.compute[1], on_host.traffic as f64 / 1e5, "host");
     assert_near(estimate.copies, 2.0 * (3 * 64 * 4) as f64 / 1e3, "copies");
     assert_near(estimate.waiting, 0.5, "waiting");

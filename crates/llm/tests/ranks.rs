@@ -7,14 +7,14 @@ use std::sync::Arc;
 use crate::common::judge::{Judgement, cases};
 use crate::common::serving::{alone, batcher, options, random_stream_on, recipe, specs};
 use crate::common::{Recipe, cpu, distance, engine, engine_on, logits_of};
-use quadriga_cluster::{Communicator, InProcess, Limits, in_process};
+use quadriga_cluster::{Communicator, InProcess, Limits, Planned, in_process};
 use quadriga_conformance::Rng;
-use quadriga_graph::DType;
+use quadriga_graph::{DType, NodeId, Op};
 use quadriga_llm::evaluate::evaluate;
 use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, Placement};
 use quadriga_llm::serving::{Event, Request};
 use quadriga_llm::{DeviceRank, Engine, EngineOptions, Error, Grid, Model, Parallelism};
-use quadriga_runtime::Backend;
+use quadriga_runtime::{Backend, Scheduler};
 use quadriga_sim::{FaultPoint, Sim};
 
 /// The tolerance for sums in another order, in standard deviations of the logits.
@@ -304,6 +304,50 @@ fn an_accelerator_that_fails_ends_the_first_with_its_reason() {
     assert!(text.contains("a context of 64"), "{text}");
 }
 
+/// Why a CPU does not compute beside its own collectives: in these models everything after a sum needs it, and everything before it
+/// is needed for it.
+#[test]
+fn no_work_of_a_divided_model_is_independent_of_a_collective() {
+    for recipe in [Recipe::new("llama"), Recipe::new("qwen3")] {
+        let rank = Arc::new(Planned::new(0, 2, 2));
+        let model = recipe.model().with_ranks(rank, Parallelism::TENSOR).unwrap();
+        let layers = model.hyperparameters().layers.len();
+        for tokens in [1, 16] {
+            let options = EngineOptions { batch: tokens, context: 32, ..f32_options() };
+            let plan = Engine::forecast(&model, &Scheduler::new([cpu(1)]), options).unwrap();
+            let graph = plan.graph();
+            let computes = |node: &NodeId| !graph[*node].op().is_view();
+            let all: Vec<NodeId> = graph.node_ids().filter(computes).collect();
+            let is_collective = |node: &NodeId| matches!(graph[*node].op(), Op::Collective(_));
+            let collectives: Vec<NodeId> = all.iter().copied().filter(is_collective).collect();
+            // Two sums a layer, that of the embedding, and the gathering of the logits.
+            assert_eq!(collectives.len(), 2 * layers + 2, "{plan:#}");
+            let reads = |reader: NodeId, of: NodeId| {
+                let storage = graph[graph[of].output()].storage();
+                graph.inputs(reader).iter().any(|input| graph[*input].storage() == storage)
+            };
+            for collective in collectives {
+                let mut after = vec![collective];
+                let mut before = vec![collective];
+                for node in all.iter().copied().filter(|node| *node > collective) {
+                    if after.iter().any(|earlier| reads(node, *earlier)) {
+                        after.push(node);
+                    }
+                }
+                for node in all.iter().copied().filter(|node| *node < collective).rev() {
+                    if before.iter().any(|later| reads(*later, node)) {
+                        before.push(node);
+                    }
+                }
+                let mut beside = all.iter().filter(|node| !after.contains(node) && !before.contains(node));
+                // The rows of the residual stream that are output, copied out of it.
+                let small = |node: &&NodeId| matches!(graph[**node].op(), Op::GetRows);
+                assert!(beside.clone().count() <= 1 && beside.all(|node| small(&node)), "{plan:#}");
+            }
+        }
+    }
+}
+
 #[test]
 fn blocks_of_quantized_weights_are_never_cut() {
     // Two KV heads of 64 columns each, with two query heads: 128 columns of a block of 256.
@@ -343,7 +387,7 @@ fn ranks_with_other_options_are_told_so_before_they_wait_for_each_other() {
                 let model = model.clone();
                 scope.spawn(move || {
                     let model = model.with_ranks(Arc::new(rank), Parallelism::TENSOR).unwrap();
-                    let scheduler = quadriga_runtime::Scheduler::new([cpu(1)]);
+                    let scheduler = Scheduler::new([cpu(1)]);
                     let options = EngineOptions { context, ..f32_options() };
                     Engine::new(model, &scheduler, options, &mut |_| {}).err().unwrap().to_string()
                 })

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use quadriga_graph::{Data, Graph, NodeId, Op, Tensor, TensorId};
 
-use crate::{BackendError, Device, HostMemory, MemoryFacts, Rates, Usage};
+use crate::{BackendError, Device, HostMemory, MemoryFacts, RankGroup, RankGroups, Rates, Usage};
 
 /// A range of one backend's memory. Dropping it frees the memory once, unless it wraps memory owned elsewhere.
 pub trait Buffer: Any + Send + Sync {
@@ -151,6 +151,8 @@ pub struct SplitSource<'a> {
     /// Scratch memory of at least [`Backend::scratch_bytes`]; `None` if that is 0. No other program uses it while this
     /// one runs.
     pub scratch: Option<Region>,
+    /// The ranks that collectives among the nodes are executed with.
+    pub ranks: &'a RankGroups,
 }
 
 /// A compiled split, which can be run any number of times.
@@ -467,6 +469,13 @@ pub trait Backend: Send + Sync {
 
     /// Whether it computes a node; if not, the reason.
     fn supports(&self, graph: &Graph, node: NodeId) -> Result<(), Refusal>;
+
+    /// Whether it executes collectives with these ranks, if it [supports](Backend::supports) them; if not, the reason. `None` stands
+    /// for ranks that are planned, and not there. [default: no]
+    fn exchanges(&self, ranks: Option<&dyn RankGroup>) -> Result<(), Refusal> {
+        let _ = ranks;
+        Err(Refusal("it does not exchange data with other ranks".into()))
+    }
 
     /// Compiles nodes into a program that can be run many times.
     fn compile(&self, split: &SplitSource<'_>) -> Result<Box<dyn Program>, BackendError>;

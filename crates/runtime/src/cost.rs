@@ -1,6 +1,6 @@
 //! Estimates of a node's work, from types and shapes alone.
 
-use quadriga_graph::{DType, Graph, NodeId, Op, Tensor};
+use quadriga_graph::{Collective, CollectiveKind, DType, Graph, NodeId, Op, Tensor};
 use serde::Serialize;
 
 /// An estimate of a node's work, to compare with a machine's peak rates (roofline).
@@ -8,13 +8,16 @@ use serde::Serialize;
 /// Matmul and attention count one multiplication and one addition per multiply-accumulate; norms, softmax, gated
 /// activations and RoPE count four operations per element, all other operations one. Traffic counts each tensor once,
 /// in its own type: for `get_rows` only the rows that are read, for `set_rows` only the rows that are written.
-/// Attention counts all keys, including those that a span or mask hides.
+/// Attention counts all keys, including those that a span or mask hides. Collectives count the bytes that a rank sends
+/// ([`Collective::sent_bytes`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Cost {
     /// Arithmetic operations.
     pub operations: u64,
     /// Bytes read and written.
     pub traffic: u64,
+    /// Bytes sent to other ranks.
+    pub sent: u64,
 }
 
 impl Cost {
@@ -23,14 +26,19 @@ impl Cost {
         let found = graph.get_node(node).and_then(|n| Some((n.op(), graph.get(n.output())?)));
         let Some((op, output)) = found.filter(|(op, _)| !op.is_view()) else { return Cost::default() };
         let inputs: Vec<&Tensor> = graph.inputs(node).iter().filter_map(|id| graph.get(*id)).collect();
-        Cost { operations: operations(op, &inputs, output), traffic: traffic(op, &inputs, output) }
+        let sent = match (op, inputs.first()) {
+            (Op::Collective(collective), Some(first)) => collective.sent_bytes(first, output),
+            _ => 0,
+        };
+        Cost { operations: operations(op, &inputs, output), traffic: traffic(op, &inputs, output), sent }
     }
 
-    /// The sum of both.
+    /// The sum of each.
     pub fn and(self, other: Cost) -> Cost {
         Cost {
             operations: self.operations.saturating_add(other.operations),
             traffic: self.traffic.saturating_add(other.traffic),
+            sent: self.sent.saturating_add(other.sent),
         }
     }
 }
@@ -86,6 +94,12 @@ fn operations(op: &Op, inputs: &[&Tensor], output: &Tensor) -> u64 {
         }
         Op::CrossEntropyLoss => inputs.first().map_or(0, |logits| elements(logits).saturating_mul(4)),
         Op::Im2Col { .. } => 0,
+        Op::Collective(Collective { ranks, kind }) => match kind {
+            CollectiveKind::AllReduce | CollectiveKind::ReduceScatter { .. } => {
+                elements(output).saturating_mul(ranks.count.saturating_sub(1) as u64)
+            }
+            _ => 0,
+        },
         Op::Custom(custom) => custom.operations(inputs, output),
         Op::GetRows | Op::SetRows | Op::Concat { .. } | Op::Repeat { .. } | Op::Pad { .. } => 0,
         _ => elements(output),
@@ -99,6 +113,8 @@ fn traffic(op: &Op, inputs: &[&Tensor], output: &Tensor) -> u64 {
     let others = rest.iter().fold(0u64, |sum, input| sum.saturating_add(bytes(input)));
     match op {
         Op::GetRows => add(bytes_of(first.dtype(), elements(output)), others, bytes(output)),
+        // Inputs of a message are only waited for.
+        Op::Collective(Collective { kind: CollectiveKind::Receive { .. }, .. }) => bytes(output),
         Op::SetRows | Op::CopyInto => {
             let written = rest.first().map_or(0, |source| bytes_of(first.dtype(), elements(source)));
             others.saturating_add(written)

@@ -45,6 +45,7 @@ mod error;
 mod flow;
 mod host_memory;
 pub mod memory;
+mod ranks;
 mod rates;
 mod runtime_error;
 mod schedule;
@@ -67,6 +68,7 @@ pub use environment::CHECK_PLANS_VARIABLE;
 pub use error::BackendError;
 pub use half::{bf16, f16};
 pub use host_memory::HostMemory;
+pub use ranks::{ExchangeCall, RankGroup, RankGroups};
 pub use rates::Rates;
 pub use runtime_error::{OverBudget, RuntimeError};
 pub use schedule::{

@@ -62,4 +62,6 @@ pub enum ScheduleError {
     AcrossBarrier { split: usize },
     #[error("split {split} passes a barrier without waiting for split {before}")]
     BarrierIgnored { split: usize, before: usize },
+    #[error("{node} and {last} are collectives, and do not run in the graph's order")]
+    CollectiveOrder { node: String, last: String },
 }

@@ -14,7 +14,7 @@ fn cost(build: impl for<'g> FnOnce(&'g GraphBuilder) -> Value<'g>) -> (u64, u64)
     let y = build(&g);
     let y = y.id();
     let graph = g.finish().unwrap();
-    let Cost { operations, traffic } = Cost::of(&graph, graph[y].node().unwrap());
+    let Cost { operations, traffic, .. } = Cost::of(&graph, graph[y].node().unwrap());
     (operations, traffic)
 }
 
@@ -152,8 +152,9 @@ fn row_operations_move_the_rows_that_they_touch() {
     assert_eq!(copy.1, 2 * 8 * 4 + 2 * 8 * 2);
     assert_eq!(cost(|g| f32s(g, "x", [3, 8]).add(f32s(g, "b", [8]))).1, 4 * (24 + 8 + 24));
     assert_eq!(cost(|g| g.arange(0.0, 10.0, 1.0)), (10, 40));
-    let (one, two) = (Cost { operations: 1, traffic: u64::MAX }, Cost { operations: 2, traffic: 3 });
-    assert_eq!(one.and(two), Cost { operations: 3, traffic: u64::MAX });
+    let (one, two) =
+        (Cost { operations: 1, traffic: u64::MAX, sent: 4 }, Cost { operations: 2, traffic: 3, sent: 5 });
+    assert_eq!(one.and(two), Cost { operations: 3, traffic: u64::MAX, sent: 9 });
 }
 
 #[test]
@@ -224,14 +225,20 @@ fn time_is_that_of_memory_or_of_arithmetic_in_the_weights_type() {
         launch: 9.0,
         measured: true,
     };
-    let seconds = |operations, traffic, dtype| rates.seconds(Cost { operations, traffic }, dtype);
+    let seconds = |operations, traffic, dtype| rates.seconds(Cost { operations, traffic, sent: 0 }, dtype);
     assert_eq!(seconds(8, 50, DType::F32), 5.0);
     assert_eq!(seconds(48, 50, DType::F32), 24.0);
     assert_eq!([seconds(48, 1, DType::F16), seconds(48, 1, DType::BF16)], [12.0; 2]);
     assert_eq!([seconds(48, 1, DType::Q8_0), seconds(48, 1, DType::Q4_0)], [6.0; 2]);
     // A rate that is not known does not divide by zero.
-    assert_eq!(Rates { read: 0.0, ..rates }.seconds(Cost { operations: 0, traffic: 3 }, DType::F32), 3.0);
-    assert_eq!(Rates { f32: 0.0, ..rates }.seconds(Cost { operations: 3, traffic: 0 }, DType::F32), 3.0);
+    assert_eq!(
+        Rates { read: 0.0, ..rates }.seconds(Cost { operations: 0, traffic: 3, sent: 0 }, DType::F32),
+        3.0
+    );
+    assert_eq!(
+        Rates { f32: 0.0, ..rates }.seconds(Cost { operations: 3, traffic: 0, sent: 0 }, DType::F32),
+        3.0
+    );
     let of = Rates::assumed;
     let (cpu, gpu) = (of(DeviceKind::Cpu), of(DeviceKind::Gpu));
     assert_eq!(cpu, of(DeviceKind::Simulated));

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use quadriga_graph::{Data, Graph, NodeId, Op, Tensor};
 use quadriga_runtime::{
-    Backend, BackendError, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, Refusal,
-    Region, SplitSource, Usage, WeightLayout,
+    Backend, BackendError, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, RankGroup,
+    Refusal, Region, SplitSource, Usage, WeightLayout,
 };
 
 use crate::event::SimEvent;
@@ -187,6 +187,10 @@ impl Backend for Sim {
             }
             _ => Ok(()),
         }
+    }
+
+    fn exchanges(&self, _: Option<&dyn RankGroup>) -> Result<(), Refusal> {
+        Ok(())
     }
 
     fn compile(&self, split: &SplitSource<'_>) -> Result<Box<dyn Program>, BackendError> {

@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use quadriga_conformance::{compute_custom_node, compute_node};
-use quadriga_graph::{CustomOp, Graph, NodeId, Op};
-use quadriga_runtime::{BackendError, Layout, Program, Region, SplitSource, StepTime, TensorPlace};
+use quadriga_graph::{Collective, CollectiveKind, CustomOp, Graph, NodeId, Op};
+use quadriga_runtime::{
+    BackendError, ExchangeCall, Layout, Program, RankGroup, Region, SplitSource, StepTime, TensorPlace,
+};
 
 use crate::FAMILY;
 use crate::inner::DeviceInner;
@@ -23,6 +25,8 @@ struct SimStep {
     output: Region,
     /// The code of a custom operation.
     code: Option<CustomOp>,
+    /// The ranks that a collective is executed with.
+    ranks: Option<Arc<dyn RankGroup>>,
 }
 
 /// The code of a custom operation for simulated devices: a [`CustomOp`] whose CPU code the device runs.
@@ -97,7 +101,15 @@ impl SimProgram {
                 },
                 _ => None,
             };
-            steps.push(SimStep { node: *node, inputs: inputs?, output: place(n.output())?.region, code });
+            let ranks = match n.op() {
+                Op::Collective(Collective { ranks, .. }) => {
+                    let ranks = split.ranks.of(ranks);
+                    Some(Arc::clone(ranks.map_err(|reason| missing(*node, reason))?))
+                }
+                _ => None,
+            };
+            let (inputs, output) = (inputs?, place(n.output())?.region);
+            steps.push(SimStep { node: *node, inputs, output, code, ranks });
         }
         let scratch = split.scratch.clone().filter(|scratch| scratch.bytes >= device.settings.scratch);
         if scratch.is_none() && device.settings.scratch > 0 {
@@ -173,14 +185,16 @@ impl ProgramSteps {
             let inputs: Vec<&[u8]> =
                 buffers.inputs.iter().take(step.inputs.len()).map(Vec::as_slice).collect();
             let output = &mut buffers.output;
-            let computed = match &step.code {
-                Some(code) => compute_custom_node(code, &self.graph, step.node, &inputs, output),
-                None => compute_node(&self.graph, step.node, &inputs, output),
+            let computed = match (&step.code, &step.ranks) {
+                (_, Some(ranks)) => self.exchange(step.node, &**ranks, &inputs, output),
+                (Some(code), _) => compute_custom_node(code, &self.graph, step.node, &inputs, output)
+                    .map_err(|error| error.to_string()),
+                _ => compute_node(&self.graph, step.node, &inputs, output).map_err(|error| error.to_string()),
             };
-            computed.map_err(|error| BackendError::Node {
+            computed.map_err(|reason| BackendError::Node {
                 backend: self.device.settings.name.clone(),
                 node: self.graph.node_name(step.node),
-                reason: error.to_string(),
+                reason,
             })?;
             put(&step.output, &buffers.output)?;
         }
@@ -189,6 +203,37 @@ impl ProgramSteps {
             *self.marks.lock().unwrap_or_else(PoisonError::into_inner) = marks;
         }
         Ok(())
+    }
+}
+
+impl ProgramSteps {
+    /// Executes a collective with host copies of its inputs and result. The queue's thread waits for the other ranks; other queues
+    /// go on.
+    fn exchange(
+        &self,
+        node: NodeId,
+        ranks: &dyn RankGroup,
+        inputs: &[&[u8]],
+        output: &mut [u8],
+    ) -> Result<(), String> {
+        let missing = || "the graph has no such node".to_owned();
+        let n = self.graph.get_node(node).ok_or_else(missing)?;
+        let first = self.graph.inputs(node).first().and_then(|id| self.graph.get(*id)).ok_or_else(missing)?;
+        let (Op::Collective(Collective { kind, .. }), Some(input), Some(result)) =
+            (n.op(), inputs.first(), self.graph.get(n.output()))
+        else {
+            return Err(missing());
+        };
+        let input = match kind {
+            CollectiveKind::Receive { .. } => &[],
+            kind if kind.is_in_place() => {
+                output.copy_from_slice(input);
+                &[]
+            }
+            _ => *input,
+        };
+        let rows = first.dims4()[2];
+        ranks.exchange(ExchangeCall { kind, dtype: result.dtype(), rows, input, output })
     }
 }
 

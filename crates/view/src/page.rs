@@ -87,6 +87,7 @@ impl Picture {
                 "bytes": all().map(|n| n.bytes).collect::<Vec<_>>(),
                 "operations": all().map(|n| n.cost.operations).collect::<Vec<_>>(),
                 "traffic": all().map(|n| n.cost.traffic).collect::<Vec<_>>(),
+                "sent": all().map(|n| n.cost.sent).collect::<Vec<_>>(),
                 "storage": all().map(|n| index(n.storage)).collect::<Vec<_>>(),
                 "why": texts.column(all().map(|n| n.why.as_str())),
             })

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use quadriga_graph::{NodeId, TensorId, TensorKind};
+use quadriga_graph::{NodeId, Op, TensorId, TensorKind};
 use quadriga_runtime::Plan;
 
 use crate::format::{bytes, escape, plural};
@@ -17,9 +17,9 @@ const HEAD: f64 = 44.0;
 const CHARACTERS: usize = 28;
 
 const STYLE: &str = "text{font:11px system-ui,sans-serif;fill:#1b2430;text-anchor:middle}.head{font-size:14px;font-weight:600;text-anchor:start}\
-.paper{fill:#fff}.node{fill:#dfe7f5;stroke:#6f87b5}.weight{fill:#eef1f7;stroke:#6f87b5}.state{fill:#d9efec;stroke:#2f9187}.input{fill:#f8ecd0;stroke:#cf9410}\
+.paper{fill:#fff}.node{fill:#dfe7f5;stroke:#6f87b5}.collective{fill:#ead9f2;stroke:#8f4fb0}.weight{fill:#eef1f7;stroke:#6f87b5}.state{fill:#d9efec;stroke:#2f9187}.input{fill:#f8ecd0;stroke:#cf9410}\
 .copy{fill:#f6ddd8;stroke:#c2543f}.result{fill:#e5edd5;stroke:#7d9e3a}.edge{fill:none;stroke:#55627a}.output{stroke-width:3}\
-@media(prefers-color-scheme:dark){text{fill:#e6ebf3}.paper{fill:#12161d}.node{fill:#25314a}.weight{fill:#1a202a}.state{fill:#173c39}.input{fill:#453410}\
+@media(prefers-color-scheme:dark){text{fill:#e6ebf3}.paper{fill:#12161d}.node{fill:#25314a}.collective{fill:#3b2547}.weight{fill:#1a202a}.state{fill:#173c39}.input{fill:#453410}\
 .copy{fill:#4a2119}.result{fill:#2b3616}.edge{stroke:#9aa8bf}}";
 
 /// A picture of one split of a plan: its nodes, what they read, and what leaves the split.
@@ -99,7 +99,7 @@ impl SplitPicture {
         let storage = graph.get(output).map_or(output, |tensor| tensor.storage());
         let number = self.boxes.len();
         self.boxes.push(PictureBox {
-            class: "node",
+            class: if matches!(n.op(), Op::Collective(_)) { "collective" } else { "node" },
             lines: [graph.node_name(node), format!("{} {described}", n.op().name())],
             row,
             leaves: leaves(plan, split, storage),
@@ -140,6 +140,7 @@ impl SplitPicture {
         for (number, shown) in self.boxes.iter().enumerate() {
             let (shape, color) = match shown.class {
                 "node" => ("box", "#dfe7f5"),
+                "collective" => ("box", "#ead9f2"),
                 "weight" => ("ellipse", "#eef1f7"),
                 "state" => ("cylinder", "#d9efec"),
                 "input" => ("ellipse", "#f8ecd0"),
@@ -174,7 +175,7 @@ impl SplitPicture {
         }
         for (shown, (x, y)) in self.boxes.iter().zip(&places) {
             let class = if shown.leaves { format!("{} output", shown.class) } else { shown.class.to_owned() };
-            let radius = if shown.class == "node" { 3 } else { 16 };
+            let radius = if matches!(shown.class, "node" | "collective") { 3 } else { 16 };
             let (wide, high) = BOX;
             let _ = writeln!(
                 out,
@@ -226,7 +227,9 @@ impl SplitPicture {
     /// For each box its row: what is read from outside is right above its first reader.
     fn rows(&self) -> Vec<usize> {
         let mut rows: Vec<usize> = self.boxes.iter().map(|shown| shown.row).collect();
-        for (number, shown) in self.boxes.iter().enumerate().filter(|(_, shown)| shown.class != "node") {
+        for (number, shown) in
+            self.boxes.iter().enumerate().filter(|(_, shown)| !matches!(shown.class, "node" | "collective"))
+        {
             let readers = self.edges.iter().filter(|(from, _)| *from == number);
             let first = readers.filter_map(|(_, to)| self.boxes.get(*to)).map(|reader| reader.row).min();
             if let (Some(row), Some(first)) = (rows.get_mut(number), first) {

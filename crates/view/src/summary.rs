@@ -1,6 +1,6 @@
 //! A summary of a plan in sentences: placement, copies, size and peak of each arena.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use quadriga_graph::layer_of;
 use quadriga_runtime::{BackendLine, CopyLine, Explanation, NodeLine, StorageLine};
@@ -60,6 +60,7 @@ pub(crate) fn overview(plan: &Explanation, labels: &[String]) -> Vec<String> {
     )];
     all.push(placement(plan, labels));
     all.push(copies(plan));
+    all.extend(collectives(plan));
     all.extend(streamed(plan));
     all
 }
@@ -106,6 +107,19 @@ fn copies(plan: &Explanation) -> String {
         format!("{sum} from {} to {}{what}", name(*from), name(*to))
     };
     format!("Each run copies {}.", list(&pairs.iter().map(pair).collect::<Vec<_>>()))
+}
+
+/// The operations that this rank executes together with others, and the bytes that it sends for them.
+fn collectives(plan: &Explanation) -> Option<String> {
+    let mut times: BTreeMap<&str, usize> = BTreeMap::new();
+    for node in plan.nodes.iter().filter(|node| node.collective) {
+        *times.entry(node.operation).or_default() += 1;
+    }
+    let sent = plan.nodes.iter().fold(0u64, |sum, node| sum.saturating_add(node.cost.sent));
+    let parts: Vec<String> = times.iter().map(|(name, times)| format!("{times} × {name}")).collect();
+    let sum = bytes(sent);
+    (!parts.is_empty())
+        .then(|| format!("Each run exchanges data with other ranks: {}; {sum} sent.", list(&parts)))
 }
 
 /// The streamed weights: how many, their bytes, and which layers they belong to.

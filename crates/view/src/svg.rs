@@ -154,7 +154,11 @@ impl Drawing<'_> {
             let time = estimates.get(number).copied().unwrap_or_default();
             let (nodes, traffic) = (split.split.node_count, bytes(split.cost.traffic));
             let nodes = plural(nodes, "node", "nodes");
-            let facts = format!("{nodes}, {traffic} memory traffic, ≈ {}", seconds(time));
+            let sent = match split.cost.sent {
+                0 => String::new(),
+                sent => format!("{} sent to ranks, ", bytes(sent)),
+            };
+            let facts = format!("{nodes}, {traffic} memory traffic, {sent}≈ {}", seconds(time));
             self.text("quiet", from + 7.0, y + 36.0, &fitted(&facts, room));
         }
         // Copies with the same source and reader are drawn as one arrow.

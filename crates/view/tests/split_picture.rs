@@ -1,10 +1,10 @@
 //! S9: pictures of the nodes of one split.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-use quadriga_graph::{DType, GraphBuilder, Weight};
+use quadriga_graph::{DType, GraphBuilder, Ranks, Weight};
 use quadriga_runtime::{Plan, Scheduler};
 use quadriga_sim::Sim;
-use quadriga_view::SplitPicture;
+use quadriga_view::{Picture, SplitPicture};
 
 fn plan() -> Plan {
     let g = GraphBuilder::new();
@@ -54,4 +54,24 @@ fn s9_drawings_are_well_formed_and_escaped() {
     }
     let html = picture.html();
     assert!(html.starts_with("<!doctype html>") && html.contains(&svg));
+}
+
+#[test]
+fn collectives_are_drawn_apart_and_their_bytes_are_in_pictures() {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [1, 1024]);
+    let ranks = Ranks { group: 0, rank: 0, count: 2 };
+    g.output("sum", x.neg().all_reduce(ranks).named("sum"));
+    let plan = Scheduler::new(Sim::new("a").build()).plan(g.finish().unwrap()).unwrap();
+    let picture = SplitPicture::new(&plan, 0).unwrap();
+    assert!(picture.svg().contains("class=\"collective"), "{}", picture.svg());
+    assert!(
+        picture.dot().contains("all_reduce F32") && picture.dot().contains("#ead9f2"),
+        "{}",
+        picture.dot()
+    );
+    let page = Picture::new("ranks", plan.explain());
+    assert!(page.svg().contains("sent to ranks"), "{}", page.svg());
+    let sentences = page.overview();
+    assert!(sentences.iter().any(|text| text.contains("1 × all_reduce; 4.0 KiB sent")), "{sentences:?}");
 }

@@ -6,7 +6,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use quadriga_conformance::{BackendTarget, Case, Outputs, Suite, Target, TargetError, run_cases};
+use quadriga_conformance::{
+    BackendTarget, CASE_GROUP, Case, Outputs, RankPart, Suite, Target, TargetError, on_rank_threads,
+    run_cases,
+};
 use quadriga_graph::TensorKind;
 use quadriga_llm::judge;
 use quadriga_runtime::{Backend, RuntimeError, Scheduler, Session};
@@ -92,12 +95,16 @@ pub(crate) fn check(arguments: &CheckArgs) -> Outcome {
         bar.inc(1);
         suite.case(*case)
     });
+    // Ranks wait for each other, so each has a backend of its own.
+    let ranks = selected.iter().filter_map(|case| suite.ranks(*case)).max().unwrap_or(1);
+    let others = open_ranks(&arguments.device, arguments.threads, ranks - 1)?;
+    let guarded = || others.iter().map(|backend| &**backend);
     let report = if arguments.in_place {
-        run_cases(cases, &mut BackendTarget::in_place(&*backend))
+        run_cases(cases, &mut BackendTarget::in_place(&*backend).with_ranks(guarded()))
     } else if arguments.guarded {
-        run_cases(cases, &mut BackendTarget::new(&*backend))
+        run_cases(cases, &mut BackendTarget::new(&*backend).with_ranks(guarded()))
     } else {
-        run_cases(cases, &mut ScheduledTarget { backend: Arc::clone(&backend) })
+        run_cases(cases, &mut ScheduledTarget::new(&backend, &others, arguments.threads)?)
     };
     bar.finish_and_clear();
     let mut out = io::stdout().lock();
@@ -187,9 +194,20 @@ fn exact_results(arguments: &CheckArgs, out: &mut dyn Write) -> Outcome {
     Ok(writeln!(out, "default model against exact results: {line}")?)
 }
 
+/// The most threads of a rank: ranks of one machine compute at the same time.
+const RANK_THREADS: usize = 2;
+
+/// Opens a device as often as there are ranks after the first.
+fn open_ranks(device: &str, threads: Option<usize>, count: usize) -> Outcome<Vec<Arc<dyn Backend>>> {
+    let threads = threads.unwrap_or(RANK_THREADS).min(RANK_THREADS);
+    (0..count).map(|_| backends::open_one(device, Some(threads))).collect()
+}
+
 /// Runs cases on a backend through scheduler and session, as users do.
 struct ScheduledTarget {
     backend: Arc<dyn Backend>,
+    /// The backends of each rank. A device that leaves collectives to the host has a CPU beside it.
+    ranks: Vec<Vec<Arc<dyn Backend>>>,
 }
 
 impl Target for ScheduledTarget {
@@ -198,12 +216,14 @@ impl Target for ScheduledTarget {
     }
 
     fn run(&mut self, case: &Case) -> Result<Outputs, TargetError> {
-        self.compute(case).map_err(|error| match error {
-            RuntimeError::NoBackendSupports { operation, refusals, .. } => {
-                let reason = refusals.into_iter().next().map_or(operation, |(_, reason)| reason);
-                TargetError::Unsupported(reason)
-            }
-            other => TargetError::Failed(other.to_string()),
+        let part = RankPart { graph: &case.graph, inputs: &case.inputs };
+        compute(&Scheduler::new([Arc::clone(&self.backend)]), part).map_err(target_error)
+    }
+
+    fn run_ranks(&mut self, case: &Case) -> Result<Outputs, TargetError> {
+        on_rank_threads(case, |rank, part, group| {
+            let backends = self.ranks.get(rank).cloned().unwrap_or_default();
+            compute(&Scheduler::new(backends).ranks(CASE_GROUP, group), part).map_err(target_error)
         })
     }
 
@@ -213,18 +233,43 @@ impl Target for ScheduledTarget {
 }
 
 impl ScheduledTarget {
-    fn compute(&self, case: &Case) -> Result<Outputs, RuntimeError> {
-        let plan = Scheduler::new([Arc::clone(&self.backend)]).plan(&case.graph)?;
-        let mut session: Session = plan.session()?;
-        let is_state = |name: &str| {
-            let leaf = case.graph.leaf(name).and_then(|leaf| case.graph.get(leaf));
-            leaf.is_some_and(|tensor| tensor.kind() == TensorKind::State)
-        };
-        for (name, bytes) in &case.inputs {
-            if is_state(name) { session.write_state(name, bytes)? } else { session.set(name, bytes)? }
+    fn new(
+        backend: &Arc<dyn Backend>,
+        others: &[Arc<dyn Backend>],
+        threads: Option<usize>,
+    ) -> Outcome<ScheduledTarget> {
+        let mut ranks = Vec::new();
+        for device in std::iter::once(backend).chain(others) {
+            let mut own = vec![Arc::clone(device)];
+            if device.exchanges(None).is_err() {
+                own.extend(open_ranks("cpu", threads, 1)?);
+            }
+            ranks.push(own);
         }
-        session.run(&[])?;
-        case.graph.outputs().iter().map(|(name, _)| session.read::<u8>(name)).collect()
+        Ok(ScheduledTarget { backend: Arc::clone(backend), ranks })
+    }
+}
+
+fn compute(scheduler: &Scheduler, part: RankPart<'_>) -> Result<Outputs, RuntimeError> {
+    let mut session: Session = scheduler.plan(part.graph)?.session()?;
+    let is_state = |name: &str| {
+        let leaf = part.graph.leaf(name).and_then(|leaf| part.graph.get(leaf));
+        leaf.is_some_and(|tensor| tensor.kind() == TensorKind::State)
+    };
+    for (name, bytes) in part.inputs {
+        if is_state(name) { session.write_state(name, bytes)? } else { session.set(name, bytes)? }
+    }
+    session.run(&[])?;
+    part.graph.outputs().iter().map(|(name, _)| session.read::<u8>(name)).collect()
+}
+
+fn target_error(error: RuntimeError) -> TargetError {
+    match error {
+        RuntimeError::NoBackendSupports { operation, refusals, .. } => {
+            let reason = refusals.into_iter().next().map_or(operation, |(_, reason)| reason);
+            TargetError::Unsupported(reason)
+        }
+        other => TargetError::Failed(other.to_string()),
     }
 }
 

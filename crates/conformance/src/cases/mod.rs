@@ -2,6 +2,7 @@
 
 mod attention;
 pub(crate) mod builder;
+mod collectives;
 mod conv;
 mod elementwise;
 mod experts;
@@ -18,10 +19,10 @@ mod sparse;
 
 use std::collections::{BTreeMap, HashSet};
 
-use quadriga_graph::{BuildError, DType, Graph, GraphBuilder};
+use quadriga_graph::{BuildError, DType, Graph, GraphBuilder, Op};
 use thiserror::Error;
 
-use crate::{Oracle, OracleError, Rng, Tolerance};
+use crate::{OracleError, RankOracle, Rng, Tolerance};
 use builder::CaseBuilder;
 
 /// Row lengths around block and vector widths.
@@ -43,6 +44,9 @@ const WRITABLE: [DType; 8] = {
     [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0]
 };
 
+/// The group of ranks in the graphs of cases.
+pub const CASE_GROUP: u32 = 0;
+
 /// One test of a backend: a graph, the values of its inputs, and how close its outputs must come.
 #[derive(Debug)]
 pub struct Case {
@@ -56,17 +60,57 @@ pub struct Case {
     pub inputs: Vec<(String, Vec<u8>)>,
     /// How close the outputs must come to the oracle's.
     pub tolerance: Tolerance,
+    /// Of a case of several ranks, the graphs and inputs of the ranks after the first.
+    pub others: Vec<CaseGraph>,
+}
+
+/// What another rank computes in a case.
+#[derive(Clone, Debug)]
+pub struct CaseGraph {
+    /// The graph.
+    pub graph: Graph,
+    /// The bytes of each input, by name.
+    pub inputs: Vec<(String, Vec<u8>)>,
+}
+
+/// What one rank computes in a case.
+#[derive(Clone, Copy, Debug)]
+pub struct RankPart<'c> {
+    /// The graph.
+    pub graph: &'c Graph,
+    /// The bytes of each input, by name.
+    pub inputs: &'c [(String, Vec<u8>)],
 }
 
 impl Case {
-    /// The outputs that the oracle computes, in the order of [`Graph::outputs`].
+    /// What each rank computes; of nearly all cases there is one.
+    pub fn parts(&self) -> impl Iterator<Item = RankPart<'_>> {
+        let others = self.others.iter().map(|CaseGraph { graph, inputs }| RankPart { graph, inputs });
+        std::iter::once(RankPart { graph: &self.graph, inputs: &self.inputs }).chain(others)
+    }
+
+    /// Whether the graphs have collectives, so that they are computed with ranks of the group [`CASE_GROUP`](crate::CASE_GROUP).
+    pub fn has_ranks(&self) -> bool {
+        self.graph.nodes().iter().any(|node| matches!(node.op(), Op::Collective(_)))
+            || !self.others.is_empty()
+    }
+
+    /// The outputs that the oracle computes: of each rank in the order of [`Graph::outputs`].
     pub fn expected(&self) -> Result<Vec<Vec<f64>>, OracleError> {
-        let mut oracle = Oracle::new(&self.graph)?;
-        for (name, bytes) in &self.inputs {
-            oracle.set(name, bytes)?;
+        let mut oracle = RankOracle::new(self.parts().map(|part| part.graph))?;
+        for (rank, part) in self.parts().enumerate() {
+            for (name, bytes) in part.inputs {
+                oracle.rank(rank)?.set(name, bytes)?;
+            }
         }
         oracle.run()?;
-        self.graph.outputs().iter().map(|(_, id)| oracle.values(*id)).collect()
+        let mut values = Vec::new();
+        for (rank, part) in self.parts().enumerate() {
+            for (_, id) in part.graph.outputs() {
+                values.push(oracle.rank(rank)?.values(*id)?);
+            }
+        }
+        Ok(values)
     }
 }
 
@@ -82,14 +126,17 @@ pub struct BrokenCase {
     pub error: BuildError,
 }
 
-type Build = Box<dyn for<'g> Fn(&CaseBuilder<'g>) + Send + Sync>;
+/// Builds the graph of a rank.
+type RankBuild = Box<dyn for<'g> Fn(&CaseBuilder<'g>, usize) + Send + Sync>;
 
 /// A case that is built on demand.
 struct CaseEntry {
     operation: &'static str,
     name: String,
     tolerance: Tolerance,
-    build: Build,
+    /// How many ranks compute it together.
+    ranks: usize,
+    build: RankBuild,
 }
 
 /// Collects the entries of a suite; entries with a duplicate name are dropped.
@@ -107,9 +154,21 @@ impl CaseList {
         tolerance: Tolerance,
         build: impl for<'g> Fn(&CaseBuilder<'g>) + Send + Sync + 'static,
     ) {
+        self.push_ranks(operation, details, tolerance, 1, Box::new(move |s, _| build(s)));
+    }
+
+    /// A case that several ranks compute together.
+    fn push_ranks(
+        &mut self,
+        operation: &'static str,
+        details: String,
+        tolerance: Tolerance,
+        ranks: usize,
+        build: RankBuild,
+    ) {
         let name = format!("{operation} {details}");
         if self.names.insert(name.clone()) {
-            self.entries.push(CaseEntry { operation, name, tolerance, build: Box::new(build) });
+            self.entries.push(CaseEntry { operation, name, tolerance, ranks, build });
         }
     }
 
@@ -166,6 +225,7 @@ impl Suite {
         sparse::list(&mut list);
         attention::wide_heads(&mut list);
         paged_attention::wide_heads(&mut list);
+        collectives::list(&mut list);
         Suite { entries: list.entries }
     }
 
@@ -198,6 +258,11 @@ impl Suite {
         self.entries.get(index).map(|e| e.operation)
     }
 
+    /// How many ranks compute the case at `index` together.
+    pub fn ranks(&self, index: usize) -> Option<usize> {
+        self.entries.get(index).map(|e| e.ranks)
+    }
+
     /// The index of the case with this name.
     pub fn find(&self, name: &str) -> Option<usize> {
         self.entries.iter().position(|e| e.name == name)
@@ -206,13 +271,19 @@ impl Suite {
     /// Builds the case at `index`; `None` past the end.
     pub fn case(&self, index: usize) -> Option<Result<Case, BrokenCase>> {
         let entry = self.entries.get(index)?;
-        let graph = GraphBuilder::new();
-        let builder = CaseBuilder::new(&graph, seed_of(&entry.name));
-        (entry.build)(&builder);
-        let inputs = builder.into_inputs();
-        let (name, operation) = (entry.name.clone(), entry.operation);
-        Some(match graph.finish() {
-            Ok(graph) => Ok(Case { name, operation, graph, inputs, tolerance: entry.tolerance }),
+        let of_rank = |rank: usize| {
+            let graph = GraphBuilder::new();
+            let builder = CaseBuilder::new(&graph, seed_of(&entry.name).wrapping_add(rank as u64));
+            (entry.build)(&builder, rank);
+            let inputs = builder.into_inputs();
+            graph.finish().map(|graph| CaseGraph { graph, inputs })
+        };
+        let others = (1..entry.ranks).map(of_rank).collect::<Result<Vec<_>, _>>();
+        let (name, operation, tolerance) = (entry.name.clone(), entry.operation, entry.tolerance);
+        Some(match of_rank(0).and_then(|first| Ok((first, others?))) {
+            Ok((CaseGraph { graph, inputs }, others)) => {
+                Ok(Case { name, operation, graph, inputs, tolerance, others })
+            }
             Err(error) => Err(BrokenCase { name, operation, error }),
         })
     }

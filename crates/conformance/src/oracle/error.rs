@@ -38,6 +38,9 @@ pub enum OracleError {
         /// The reason.
         error: EvalError,
     },
+    /// The graphs of ranks do not belong together.
+    #[error("{0}")]
+    Ranks(String),
     /// A node could not be computed.
     #[error("{node}: {error}")]
     Node {
@@ -109,6 +112,9 @@ pub enum EvalError {
     /// A block could not be quantized or dequantized.
     #[error(transparent)]
     Format(#[from] FormatError),
+    /// A collective of several ranks in one rank's oracle.
+    #[error("{0} ranks compute it together: RankOracle evaluates their graphs")]
+    Ranks(usize),
     /// A custom operation failed.
     #[error("{0}")]
     Custom(String),

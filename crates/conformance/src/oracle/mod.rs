@@ -8,10 +8,13 @@ mod custom;
 mod error;
 mod memory;
 mod ops;
+mod ranks;
 
-use quadriga_graph::{CustomOp, DType, Data, Graph, NodeId, Op, Tensor, TensorId, TensorKind};
+use quadriga_graph::{Collective, CustomOp, DType, Data, Graph, NodeId, Op, Tensor, TensorId, TensorKind};
 
 pub use error::{EvalError, OracleError};
+pub use ranks::RankOracle;
+
 pub(crate) use memory::decode_all;
 use memory::{OracleLayout, OracleMemory, OracleMemoryMut, View, ViewMut, zeros};
 
@@ -205,6 +208,7 @@ impl<'g> Oracle<'g> {
             .ok_or_else(|| OracleError::Unset(self.graph.name(output.storage())))?;
         let out = &mut ViewMut { layout, memory };
         match node.op() {
+            Op::Collective(collective) => alone(collective, &views, out).map_err(failed),
             Op::Custom(op) => custom::evaluate(op, self.graph, id, &views, out).map_err(failed),
             op => ops::evaluate(op, &views, out).map_err(failed),
         }
@@ -235,6 +239,14 @@ impl<'g> Oracle<'g> {
             .memory(tensor.offset())
             .ok_or_else(|| OracleError::Unset(self.graph.name(tensor.storage())))?;
         Ok(View { layout, memory })
+    }
+}
+
+/// A collective of one rank: its result is its input.
+fn alone(collective: &Collective, inputs: &[View<'_>], out: &mut ViewMut<'_>) -> Result<(), EvalError> {
+    match (collective.ranks.count, inputs) {
+        (1, [input]) => out.set_all(&input.all()?),
+        (count, _) => Err(EvalError::Ranks(count)),
     }
 }
 
@@ -280,6 +292,7 @@ pub fn compute_node(
     let layout = OracleLayout::of(tensor).map_err(failed)?;
     let out = &mut ViewMut { layout, memory: OracleMemoryMut::Stored(output) };
     match node.op() {
+        Op::Collective(collective) => alone(collective, &views, out).map_err(failed),
         Op::Custom(op) => custom::compute(op, graph, id, &views, out).map_err(failed),
         op => ops::evaluate(op, &views, out).map_err(failed),
     }

@@ -3,6 +3,7 @@
 mod activation_source;
 mod arrange;
 mod attention;
+mod collective;
 mod conv;
 mod copy;
 mod custom;
@@ -29,6 +30,7 @@ use quadriga_graph::Op;
 use crate::view::TensorView;
 
 pub(crate) use activation_source::{ActivationSource, Prologue};
+pub(crate) use collective::{DetachedExchange, collective};
 pub(crate) use custom::custom;
 pub(crate) use experts::{ExpertActivations, ExpertMatMul, FeedForwardStep, MAX_JOB_ROWS, PreparedMemory};
 pub(crate) use lowered::{LoweredOp, TeamOp, WorkBytes};
@@ -92,6 +94,7 @@ pub(crate) fn is_supported(op: &Op) -> bool {
             | Upscale { .. }
             | Arange { .. }
             | CrossEntropyLoss
+            | Collective(_)
             | Custom(_)
     )
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use quadriga_cpu::Backend;
 use quadriga_graph::{Graph, NodeId, Op, TensorId, TensorKind};
 use quadriga_runtime::{
-    Backend as _, BackendError, Buffer, Layout, Program, Region, SplitSource, TensorPlace, Usage,
+    Backend as _, BackendError, Buffer, Layout, Program, RankGroups, Region, SplitSource, TensorPlace, Usage,
 };
 
 const GUARD: u8 = 0xa5;
@@ -28,6 +28,16 @@ impl<'g> Placed<'g> {
         graph: &'g Graph,
         backend: &'g Backend,
         packed: bool,
+    ) -> Result<Placed<'g>, BackendError> {
+        Placed::with_ranks(graph, backend, packed, RankGroups::NONE)
+    }
+
+    /// The same with ranks for collectives.
+    pub(crate) fn with_ranks(
+        graph: &'g Graph,
+        backend: &'g Backend,
+        packed: bool,
+        ranks: &RankGroups,
     ) -> Result<Placed<'g>, BackendError> {
         let mut offsets = HashMap::new();
         let mut end = MARGIN;
@@ -78,6 +88,7 @@ impl<'g> Placed<'g> {
             place: &|id| places.get(&id).cloned(),
             kept: &|_| true,
             scratch: None,
+            ranks,
         };
         let program = backend.compile(&source)?;
         Ok(Placed { graph, backend, buffer, places, program })

@@ -57,6 +57,7 @@ impl Op {
             Op::Upscale { shape, interpolation } => conv::upscale(shape, *interpolation, inputs),
             Op::Arange { start, step, count } => conv::arange(*start, *step, *count, inputs),
             Op::CrossEntropyLoss => conv::cross_entropy(inputs),
+            Op::Collective(collective) => collective.infer(inputs),
             Op::Custom(custom) => {
                 let (dtype, shape) = custom.infer(inputs).map_err(GraphErrorKind::Custom)?;
                 Ok(Inferred::fresh(dtype, shape))

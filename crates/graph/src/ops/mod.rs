@@ -7,6 +7,7 @@
 
 mod attention;
 mod checks;
+mod collective;
 mod conv;
 mod elementwise;
 mod experts;
@@ -23,6 +24,7 @@ mod sparse;
 mod window;
 
 pub(crate) use checks::{Inferred, ResultMemory};
+pub use collective::{Collective, CollectiveKind, Ranks};
 pub use op::{Declaration, Op};
 pub use parameters::{
     Attention, Binary, ExpertWeights, Gate, GatedDeltaRule, Interpolation, Order, PAGE_SLOTS, Pooling,

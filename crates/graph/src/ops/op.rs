@@ -1,5 +1,6 @@
 //! The operations with their names and in-place inputs.
 
+use super::collective::Collective;
 use super::parameters::{
     Attention, Binary, ExpertWeights, Gate, GatedDeltaRule, Interpolation, Order, Pooling, SelectExperts,
     Unary,
@@ -258,6 +259,8 @@ pub enum Op {
     },
     /// `−Σ labels · log_softmax(logits) / rows`, one number. Inputs: logits and labels of one shape.
     CrossEntropyLoss,
+    /// What this rank does together with the others of its group.
+    Collective(Collective),
     /// A caller's own operation.
     Custom(CustomOp),
 }
@@ -345,6 +348,9 @@ impl Op {
             Op::Upscale { .. } => declare("upscale", "resized by interpolation", NEVER),
             Op::Arange { .. } => declare("arange", "start + i · step", NEVER),
             Op::CrossEntropyLoss => declare("cross_entropy_loss", "−Σ labels · log softmax / rows", NEVER),
+            Op::Collective(Collective { kind, .. }) => {
+                declare(kind.name(), kind.description(), if kind.is_in_place() { FIRST } else { NEVER })
+            }
             Op::Custom(custom) => declare(custom.name(), custom.description(), custom.in_place_inputs()),
         }
     }

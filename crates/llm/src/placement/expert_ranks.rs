@@ -44,6 +44,7 @@ impl DividedExperts {
         Cost {
             operations: scaled(all.operations, share.min(1.0)),
             traffic: scaled(all.traffic, (read / counted.max(1.0)).min(1.0)),
+            ..all
         }
     }
 }
@@ -108,12 +109,12 @@ mod tests {
         g.output("y", g.input("w", DType::F32, [2, 32, 64]).mul_mat_id(x, ids));
         let graph = g.finish().unwrap();
         let node = graph.node_ids().next().unwrap();
-        let all = Cost { operations: 1200, traffic: 1200 };
+        let all = Cost { operations: 1200, traffic: 1200, sent: 0 };
         let cost =
             |count: usize, tokens: usize| DividedExperts { count, used: 2, tokens }.cost(&graph, node, all);
         assert_eq!(cost(2, 1), all, "all experts are here");
-        assert_eq!(cost(4, 1), Cost { operations: 800, traffic: 800 });
+        assert_eq!(cost(4, 1), Cost { operations: 800, traffic: 800, sent: 0 });
         // Many tokens use every expert: all are read, half of the products are here.
-        assert_eq!(cost(4, 1000), Cost { operations: 600, traffic: 1200 });
+        assert_eq!(cost(4, 1000), Cost { operations: 600, traffic: 1200, sent: 0 });
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use quadriga_cluster::Planned;
-use quadriga_graph::{NodeId, Op};
-use quadriga_runtime::Plan;
+use quadriga_graph::{Collective, CollectiveKind, Op};
+use quadriga_runtime::{Cost, Plan};
 use serde::Serialize;
 
 use super::estimate::usual_slots;
@@ -12,7 +12,7 @@ use super::expert_ranks::DividedExperts;
 use super::{BatchEstimate, Devices, PlacedModel, Placement, SlotHits};
 use crate::engine::EngineOptions;
 use crate::model::Model;
-use crate::ranks::{Grid, Link, Parallelism, share_sent};
+use crate::ranks::{Grid, Link, Parallelism};
 use crate::{Engine, Result};
 
 /// What one of several ranks would hold and do.
@@ -64,30 +64,25 @@ struct Exchanges {
 }
 
 impl Exchanges {
-    fn of(plan: &Plan, grid: Grid, link: &Link) -> Exchanges {
+    fn of(plan: &Plan, link: &Link) -> Exchanges {
         let mut all = Exchanges::default();
         let graph = plan.graph();
         for node in graph.node_ids() {
-            let Op::Custom(custom) = graph[node].op() else { continue };
-            let (bytes, tensor) = (bytes_of(plan, node), grid.tensor);
-            let (sent, seconds) = match custom.name() {
-                "all_reduce" => (2.0 * share_sent(tensor) * bytes, link.all_reduce(tensor, bytes)),
-                "all_gather" => (share_sent(tensor) * bytes, link.all_gather(tensor, bytes)),
-                "send" => (bytes, link.send(bytes)),
+            let Op::Collective(Collective { ranks, kind }) = graph[node].op() else { continue };
+            let bytes = graph[graph[node].output()].bytes() as f64;
+            let seconds = match kind {
+                CollectiveKind::AllReduce => link.all_reduce(ranks.count, bytes),
+                CollectiveKind::AllGather { .. } => link.all_gather(ranks.count, bytes),
+                CollectiveKind::Send { .. } => link.send(bytes),
+                // The sender counts a message. Models have no others.
                 _ => continue,
             };
             all.count += 1;
-            all.bytes += sent;
+            all.bytes += Cost::of(graph, node).sent as f64;
             all.seconds += seconds;
         }
         all
     }
-}
-
-fn bytes_of(plan: &Plan, node: NodeId) -> f64 {
-    let graph = plan.graph();
-    let output = graph.get(graph[node].output());
-    output.map_or(0.0, |tensor| tensor.elements() as f64 * tensor.dtype().block_bytes() as f64)
 }
 
 impl Placement {
@@ -119,7 +114,7 @@ impl Placement {
                 let experts = experts.map(|experts| DividedExperts::new(experts, tokens));
                 let estimate = BatchEstimate::of_rank(&plan, tokens, slots, &rates, hits, experts);
                 let seconds = estimate.seconds();
-                Ok((seconds, Exchanges::of(&plan, grid, link)))
+                Ok((seconds, Exchanges::of(&plan, link)))
             };
             let (compute_seconds, exchanged) = estimate(1, usual_slots(&options))?;
             let (prompt_seconds, prompt_exchanged) = estimate(options.batch, options.batch)?;

@@ -39,7 +39,7 @@ impl Link {
 const NETWORK_LATENCY: f64 = 10e-6;
 
 /// The share of the bytes that each of so many ranks sends.
-pub(crate) fn share_sent(ranks: usize) -> f64 {
+fn share_sent(ranks: usize) -> f64 {
     (ranks.max(1) - 1) as f64 / ranks.max(1) as f64
 }
 

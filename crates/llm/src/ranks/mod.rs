@@ -16,12 +16,12 @@ use std::thread::JoinHandle;
 
 use quadriga_cluster::{Collectives, Communicator};
 use quadriga_gguf::File;
-use quadriga_graph::CustomOp;
+use quadriga_graph::{CustomOp, Ranks};
+use quadriga_runtime::Scheduler;
 
 use self::division::{TensorDivision, layer_bytes, layer_ranges};
 use self::experts::local_experts;
 pub use self::link::Link;
-pub(crate) use self::link::share_sent;
 pub use self::parallelism::{Grid, Parallelism};
 use self::vocabulary::{local_rows, own_rows};
 use crate::hyperparameters::Hyperparameters;
@@ -31,8 +31,8 @@ use crate::{Error, Result};
 pub struct RankShare {
     /// Of all ranks.
     world: Collectives,
-    /// Of the ranks that divide the layers of this rank's stage; the same where there is one stage.
-    stage_ranks: Collectives,
+    /// Of the ranks that divide the layers of this rank's stage, where there are several stages of several ranks.
+    stage_ranks: Option<Collectives>,
     grid: Grid,
     /// The layers of each stage.
     stages: Vec<Range<usize>>,
@@ -52,8 +52,18 @@ pub(crate) struct DividedExperts {
     pub(crate) count: usize,
     /// Makes numbers among them of experts' numbers.
     pub(crate) local: CustomOp,
-    /// Sums the results of all ranks.
-    pub(crate) sum: CustomOp,
+    /// The ranks whose results are summed.
+    pub(crate) ranks: Ranks,
+}
+
+/// A message to or from another rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Message {
+    pub(crate) ranks: Ranks,
+    /// The rank at the other end.
+    pub(crate) peer: usize,
+    /// What is sent.
+    pub(crate) tag: u16,
 }
 
 /// A part of a tensor of the file.
@@ -64,6 +74,10 @@ pub(crate) enum Cut {
     /// Of the elements of each row.
     Columns(Range<usize>),
 }
+
+/// The numbers of groups in graphs: all ranks, and those of a stage.
+const WORLD: u32 = 0;
+const STAGE: u32 = 1;
 
 /// Tags of messages between ranks of a pipeline.
 const ACTIVATIONS: u16 = 1;
@@ -91,8 +105,8 @@ impl RankShare {
         let (grid, stages, division) = divide(file, hyper, parallelism, (rank, speeds), link)?;
         let world = Collectives::new(Arc::clone(&communicator));
         let stage_ranks = match grid.tensor > 1 && grid.pipeline > 1 {
-            true => Collectives::new(communicator.split(grid.place(rank).0 as u32)?),
-            false => world.clone(),
+            true => Some(Collectives::new(communicator.split(grid.place(rank).0 as u32)?)),
+            false => None,
         };
         let hyper =
             division.as_ref().map_or_else(|| hyper.clone(), |division| division.hyperparameters(hyper));
@@ -188,17 +202,31 @@ impl RankShare {
         self.division.as_ref().map_or(self.hyper.vocabulary, |division| division.vocabulary().len())
     }
 
-    /// The operation after a product with one of the layers' matrices, if ranks have parts of its sum.
-    pub(crate) fn after_product(&self, name: &str) -> Option<CustomOp> {
+    /// A scheduler that executes the collectives of this rank's graphs.
+    pub(crate) fn scheduler(&self, scheduler: &Scheduler) -> Scheduler {
+        let world = scheduler.clone().ranks(WORLD, Arc::new(self.world.clone()));
+        match &self.stage_ranks {
+            Some(ranks) => world.ranks(STAGE, Arc::new(ranks.clone())),
+            None => world,
+        }
+    }
+
+    /// The ranks that divide the layers of this rank's stage.
+    fn stage_ranks(&self) -> Ranks {
+        self.stage_ranks.as_ref().map_or_else(|| self.world.ranks(WORLD), |ranks| ranks.ranks(STAGE))
+    }
+
+    /// The ranks whose products with one of the layers' matrices are summed, if they have parts of the sum.
+    pub(crate) fn after_product(&self, name: &str) -> Option<Ranks> {
         let summed = name.ends_with(".attn_output") || name.ends_with(".ffn_down");
-        (summed && self.division.is_some()).then(|| self.stage_ranks.all_reduce())
+        (summed && self.division.is_some()).then(|| self.stage_ranks())
     }
 
     /// What a layer's mixture of experts needs, if ranks have some of its experts each.
     pub(crate) fn divided_experts(&self, layer: usize) -> Option<DividedExperts> {
         let experts = self.division.as_ref()?.experts(layer)?;
         let (count, local) = (experts.len(), local_experts(experts));
-        Some(DividedExperts { count, local, sum: self.stage_ranks.all_reduce() })
+        Some(DividedExperts { count, local, ranks: self.stage_ranks() })
     }
 
     /// The first of a layer's experts that this rank has.
@@ -206,28 +234,29 @@ impl RankShare {
         self.division.as_ref().and_then(|division| division.experts(layer)).map_or(0, |experts| experts.start)
     }
 
-    /// What embedding needs where ranks have rows of it: the tokens' rows of this rank's part, the rows that are its own, and the sum.
-    pub(crate) fn embedding(&self) -> Option<[CustomOp; 3]> {
+    /// What embedding needs where ranks have rows of it: the tokens' rows of this rank's part, the rows that are its own, and the ranks
+    /// to sum over.
+    pub(crate) fn embedding(&self) -> Option<(CustomOp, CustomOp, Ranks)> {
         let rows = self.division.as_ref()?.vocabulary();
-        Some([local_rows(rows.clone()), own_rows(rows), self.stage_ranks.all_reduce()])
+        Some((local_rows(rows.clone()), own_rows(rows), self.stage_ranks()))
     }
 
-    /// The operation that makes whole logits of this rank's, where ranks have columns of them.
-    pub(crate) fn gather_logits(&self) -> Option<CustomOp> {
+    /// The ranks that have columns of the logits, and how many each has, where they are divided.
+    pub(crate) fn gather_logits(&self) -> Option<(Ranks, Vec<usize>)> {
         let division = self.division.as_ref()?;
-        Some(self.stage_ranks.all_gather(division.vocabulary_lengths()))
+        Some((self.stage_ranks(), division.vocabulary_lengths()))
     }
 
-    /// The operation that receives the activations of the previous stage's layers.
-    pub(crate) fn receive_activations(&self, tokens: usize) -> Option<CustomOp> {
+    /// The sender of the previous stage's activations.
+    pub(crate) fn receive_activations(&self) -> Option<Message> {
         let previous = self.rank().checked_sub(self.grid.tensor)?;
-        Some(self.world.receive(previous, ACTIVATIONS, [tokens, self.hyper.width]))
+        Some(self.message(previous, ACTIVATIONS))
     }
 
-    /// The operation that sends activations to the next stage: each rank to the one in its place.
-    pub(crate) fn send_activations(&self) -> Option<CustomOp> {
+    /// The receiver of activations in the next stage: each rank sends to the one in its place.
+    pub(crate) fn send_activations(&self) -> Option<Message> {
         let next = self.rank() + self.grid.tensor;
-        (next < self.grid.ranks()).then(|| self.world.send(next, ACTIVATIONS))
+        (next < self.grid.ranks()).then(|| self.message(next, ACTIVATIONS))
     }
 
     /// The rank that sends the logits to the first, where that has not the last layers.
@@ -235,15 +264,19 @@ impl RankShare {
         (self.grid.pipeline > 1).then(|| self.grid.ranks() - self.grid.tensor)
     }
 
-    /// The operation by which the first rank receives the logits of the last stage.
-    pub(crate) fn receive_logits(&self, rows: usize) -> Option<CustomOp> {
+    /// The rank of the last stage whose logits the first rank receives.
+    pub(crate) fn receive_logits(&self) -> Option<Message> {
         let sender = self.sender_of_logits().filter(|_| self.leads())?;
-        Some(self.world.receive(sender, LOGITS, [rows, self.hyper.vocabulary]))
+        Some(self.message(sender, LOGITS))
     }
 
-    /// The operation by which a rank of the last stage sends the logits to the first.
-    pub(crate) fn send_logits(&self) -> Option<CustomOp> {
-        (self.sender_of_logits() == Some(self.rank())).then(|| self.world.send(0, LOGITS))
+    /// That a rank of the last stage sends the logits to the first.
+    pub(crate) fn send_logits(&self) -> Option<Message> {
+        (self.sender_of_logits() == Some(self.rank())).then(|| self.message(0, LOGITS))
+    }
+
+    fn message(&self, peer: usize, tag: u16) -> Message {
+        Message { ranks: self.world.ranks(WORLD), peer, tag }
     }
 }
 

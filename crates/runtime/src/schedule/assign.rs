@@ -17,13 +17,13 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
+use quadriga_graph::{Collective, Graph, NodeId, Op, TensorId, TensorKind};
 
 use super::placement::{NO_BACKEND, Placements, Reason};
 use super::settle::settle;
 use super::streaming::{WeightStreaming, stream_weights};
 use crate::flow::{Flow, FlowInput};
-use crate::{Backend, RuntimeError};
+use crate::{Backend, RankGroups, Refusal, RuntimeError};
 
 /// How often placements spread forward and backward; a storage that they do not reach is far from any placed one.
 const ROUNDS: usize = 4;
@@ -32,9 +32,9 @@ const ROUNDS: usize = 4;
 pub(crate) type FixedPlacements = Vec<(TensorId, u16)>;
 
 pub(crate) fn assign(
-    graph: &Graph,
-    flow: &Flow,
+    (graph, flow): (&Graph, &Flow),
     backends: &[Arc<dyn Backend>],
+    ranks: &RankGroups,
     fixed: &FixedPlacements,
     streaming: Option<(WeightStreaming, u16)>,
 ) -> Result<Placements, RuntimeError> {
@@ -43,6 +43,7 @@ pub(crate) fn assign(
         graph,
         flow,
         backends,
+        ranks,
         written: vec![false; count],
         placements: Placements {
             backend: vec![NO_BACKEND; count],
@@ -83,6 +84,7 @@ struct Assigner<'a> {
     graph: &'a Graph,
     flow: &'a Flow,
     backends: &'a [Arc<dyn Backend>],
+    ranks: &'a RankGroups,
     /// For each tensor whether nodes other than its producer write it.
     written: Vec<bool>,
     placements: Placements,
@@ -324,18 +326,26 @@ impl Assigner<'_> {
 
     /// Whether a backend computes all nodes that write a storage.
     fn computes(&self, storage: TensorId, backend: u16) -> bool {
-        let device = &self.backends[usize::from(backend)];
-        let supports = |node: NodeId| device.supports(self.graph, node).is_ok();
+        let supports = |node: NodeId| self.supports(node, backend).is_ok();
         match self.flow.kind[storage.index()] {
             TensorKind::Computed(node) if !supports(node) => false,
             _ => !self.written[storage.index()] || self.refusal(storage, backend).is_none(),
         }
     }
 
+    /// Whether a backend computes a node: of a collective, with the ranks of its group.
+    fn supports(&self, node: NodeId, backend: u16) -> Result<(), Refusal> {
+        let device = &self.backends[usize::from(backend)];
+        if let Op::Collective(Collective { ranks, .. }) = self.graph[node].op() {
+            device.exchanges(self.ranks.get(ranks.group).map(|ranks| &**ranks))?;
+        }
+        device.supports(self.graph, node)
+    }
+
     /// The first node that writes a storage and that a backend does not compute, with the backend and its reason.
     fn refusal(&self, storage: TensorId, backend: u16) -> Option<(NodeId, u16, String)> {
         let refuse = |node: NodeId| {
-            let refusal = self.backends[usize::from(backend)].supports(self.graph, node).err()?;
+            let refusal = self.supports(node, backend).err()?;
             Some((node, backend, refusal.to_string()))
         };
         let producer = self.graph[storage].node().and_then(refuse);

@@ -54,6 +54,7 @@ pub fn check_schedule(
         prefetched: vec![false; splits.copies.len()],
         lane: vec![Knowledge::new(backends, splits.copies.len()); backends],
         ran: vec![false; graph.nodes().len()],
+        last_collective: None,
     };
     for step in order {
         match *step {
@@ -188,6 +189,8 @@ struct Checker<'a> {
     /// What each lane knows.
     lane: Vec<Knowledge>,
     ran: Vec<bool>,
+    /// The latest collective in the order of issue, with its split.
+    last_collective: Option<(NodeId, usize)>,
 }
 
 impl Checker<'_> {
@@ -357,6 +360,9 @@ impl Checker<'_> {
         for input in self.graph.inputs(node) {
             self.read(node, split, *input, known)?;
         }
+        if matches!(self.graph[node].op(), Op::Collective(_)) {
+            self.check_collective(node, split, known)?;
+        }
         if mirrored {
             let copy = self.copy_for(output, backend).filter(|copy| self.after_copy[*copy].is_some());
             let Some(copy) = copy else { return Err(ScheduleError::NoMirror { node: name(), split }) };
@@ -367,6 +373,23 @@ impl Checker<'_> {
         self.ran[node.index()] = true;
         self.version[storage.index()] += 1;
         self.writers.entry(storage).or_default().push(split);
+        Ok(())
+    }
+
+    /// Collectives run in the graph's order: each knows that the one before it is done.
+    fn check_collective(
+        &mut self,
+        node: NodeId,
+        split: usize,
+        known: &Knowledge,
+    ) -> Result<(), ScheduleError> {
+        let Some((last, before)) = self.last_collective.replace((node, split)) else { return Ok(()) };
+        let backend = self.splits.splits[before].backend;
+        let same_lane = backend == self.splits.splits[split].backend;
+        if last > node || !(same_lane || known.has_split(backend, before)) {
+            let (node, last) = (self.graph.node_name(node), self.graph.node_name(last));
+            return Err(ScheduleError::CollectiveOrder { node, last });
+        }
         Ok(())
     }
 

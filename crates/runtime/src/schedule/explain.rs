@@ -2,11 +2,12 @@
 
 use std::fmt;
 
-use quadriga_graph::{NodeId, TensorId};
+use quadriga_graph::{NodeId, Op, TensorId};
 
 use super::placement::Reason;
 use super::plan::Plan;
 use super::splits::Copy;
+use crate::Cost;
 
 impl Plan {
     /// The reason for a node's placement, in words.
@@ -46,6 +47,22 @@ impl Plan {
         }
     }
 
+    /// The collectives among some nodes, and the bytes that this rank sends for them in a run; empty if there are none.
+    pub(super) fn collectives(&self, nodes: &[NodeId]) -> String {
+        let mut found: Vec<(&str, usize)> = Vec::new();
+        let mut sent = 0u64;
+        for node in nodes {
+            let Some(op @ Op::Collective(_)) = self.graph().get_node(*node).map(|n| n.op()) else { continue };
+            sent = sent.saturating_add(Cost::of(self.graph(), *node).sent);
+            match found.iter_mut().find(|(name, _)| *name == op.name()) {
+                Some((_, times)) => *times += 1,
+                None => found.push((op.name(), 1)),
+            }
+        }
+        let names: Vec<String> = found.iter().map(|(name, times)| format!("{times} × {name}")).collect();
+        if names.is_empty() { String::new() } else { format!("{}, {sent} bytes sent", names.join(", ")) }
+    }
+
     /// The splits and copies in the dot language: a box for each split, an arrow for each copy.
     pub fn to_dot(&self) -> String {
         let splits = self.splits();
@@ -60,6 +77,10 @@ impl Plan {
                 name(nodes.first()),
                 name(nodes.last())
             );
+            let label = match self.collectives(nodes) {
+                own if own.is_empty() => label,
+                own => format!("{label}\\n{own}"),
+            };
             let label = label.replace('"', "\\\"");
             dot.push_str(&format!(
                 "  s{number} [label=\"{label}\", colorscheme=set312, style=filled, fillcolor={}];\n",
@@ -104,6 +125,10 @@ impl fmt::Display for Plan {
         let (nodes, copies) = (count(splits.nodes.len(), "node"), splits.copies.len());
         let copies = if copies == 1 { "1 copy".to_owned() } else { format!("{copies} copies") };
         writeln!(f, "{nodes} in {} with {copies}", count(splits.splits.len(), "split"))?;
+        let all = self.collectives(&splits.nodes);
+        if !all.is_empty() {
+            writeln!(f, "{all}")?;
+        }
         for bytes in self.bytes() {
             writeln!(
                 f,
@@ -117,6 +142,10 @@ impl fmt::Display for Plan {
             for copy in &split.inputs {
                 let bytes = splits.copies.get(*copy).map_or_else(String::new, copied);
                 write!(f, "; reads {} ({bytes})", self.copy_name(*copy))?;
+            }
+            let own = self.collectives(splits.nodes_of(number));
+            if !own.is_empty() {
+                write!(f, "; {own}")?;
             }
             writeln!(f)?;
             if f.alternate() {

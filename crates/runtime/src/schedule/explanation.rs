@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
+use quadriga_graph::{Graph, NodeId, Op, TensorId, TensorKind};
 use serde::Serialize;
 
 use super::order::ScheduleStep;
@@ -107,6 +107,8 @@ pub struct NodeLine {
     pub name: String,
     /// Its operation.
     pub operation: &'static str,
+    /// Whether it is executed together with other ranks.
+    pub collective: bool,
     /// The split it is in.
     pub split: usize,
     /// Where it runs, and why.
@@ -196,6 +198,7 @@ impl Plan {
                 node: node.index(),
                 name: graph.node_name(node),
                 operation: graph.get_node(node)?.op().name(),
+                collective: matches!(graph.get_node(node)?.op(), Op::Collective(_)),
                 split: (split != u32::MAX).then_some(split as usize)?,
                 decision: self.decision(node)?,
                 why: self.reason(node),

@@ -76,7 +76,7 @@ impl Scheduler {
         bound: &BoundStorages,
         streaming: Option<(WeightStreaming, u16)>,
     ) -> Result<Plan, RuntimeError> {
-        let placements = assign(graph, flow, &self.backends, fixed, streaming)?;
+        let placements = assign((graph, flow), &self.backends, &self.ranks, fixed, streaming)?;
         let splits = split(graph, flow, &placements, self.backends.len());
         let synchronous: Vec<bool> = self.asynchronous.iter().map(|a| !a).collect();
         let order = order(&splits, &synchronous);

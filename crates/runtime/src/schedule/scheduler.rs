@@ -10,7 +10,7 @@ use crate::flow::Flow;
 use crate::memory::Planner;
 use crate::memory::packing::Effort;
 use crate::weights::WeightStore;
-use crate::{Backend, environment};
+use crate::{Backend, RankGroup, RankGroups, environment};
 
 /// The caller's rule for placing leaves on backends, by name.
 pub(super) type PlacementRule = Arc<dyn Fn(&str) -> Option<usize> + Send + Sync>;
@@ -50,6 +50,7 @@ pub struct Scheduler {
     pub(super) effort: Effort,
     pub(super) streaming: Option<WeightStreaming>,
     pub(super) check_plans: bool,
+    pub(super) ranks: RankGroups,
     /// Reused by the next plan.
     pub(super) workspace: Arc<Mutex<Workspace>>,
     /// Weights that sessions share.
@@ -79,6 +80,7 @@ impl Scheduler {
             effort: Effort::Fast,
             streaming: Some(WeightStreaming::default()),
             check_plans: environment::check_plans(),
+            ranks: RankGroups::default(),
             workspace: Arc::default(),
             weights: Arc::default(),
         }
@@ -133,6 +135,18 @@ impl Scheduler {
     pub fn weight_streaming(mut self, streaming: Option<WeightStreaming>) -> Scheduler {
         self.streaming = streaming;
         self
+    }
+
+    /// Sets the ranks of a group, with which the [collectives](quadriga_graph::Collective) of its number are executed. Without them,
+    /// graphs with collectives can be planned, and not run.
+    pub fn ranks(mut self, group: u32, ranks: Arc<dyn RankGroup>) -> Scheduler {
+        self.ranks.insert(group, ranks);
+        self
+    }
+
+    /// The ranks of all groups.
+    pub fn rank_groups(&self) -> &RankGroups {
+        &self.ranks
     }
 
     /// Whether every plan is checked by code that is independent of the scheduler's own: splits, copies, waits, order

@@ -5,6 +5,9 @@
 //! one. So consecutive nodes of one backend form one split, and so do interleaved independent branches. Views compute
 //! nothing and are in no split. A barrier of the graph ends all splits, and is where lanes wait for each other.
 //!
+//! A collective starts a split where there are several lanes: other backends can read what was computed before it while it
+//! waits for other ranks. Collectives run in the graph's order on whatever lanes they are, since all ranks must agree on it.
+//!
 //! A tensor on another backend (a streamed weight, too) is copied: once per version of its bytes and lane, however many
 //! nodes read it.
 //!
@@ -16,7 +19,7 @@
     reason = "arrays are sized for the graph's tensors, nodes and the backends"
 )]
 
-use quadriga_graph::{Graph, NodeId, TensorId, TensorKind};
+use quadriga_graph::{Graph, NodeId, Op, TensorId, TensorKind};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::placement::{NO_BACKEND, Placements};
@@ -47,6 +50,8 @@ struct Splitter<'a> {
     viewed: FxHashSet<u32>,
     /// For each lane its last split before the latest barrier.
     before_barrier: Vec<Option<u32>>,
+    /// The split of the latest collective.
+    last_collective: Option<usize>,
     /// Copies that write values of mirrored writes back to the backend of the state, with the split that reads them.
     write_backs: Vec<(u32, u32)>,
     /// Streamed weights of which selected slices are read.
@@ -68,6 +73,7 @@ pub(crate) fn split(graph: &Graph, flow: &Flow, placements: &Placements, backend
         written_by: vec![0; flow.storage.len()],
         open: vec![None; backends],
         before_barrier: Vec::new(),
+        last_collective: None,
         current: FxHashMap::default(),
         leaf_reader: vec![NO_BACKEND; flow.storage.len()],
         shared_leaves: FxHashSet::default(),
@@ -108,12 +114,17 @@ impl Splitter<'_> {
         if let Some(mirror) = mirror {
             outstanding.retain(|current| current.copy != mirror.copy);
         }
+        let is_collective = matches!(self.graph[node].op(), Op::Collective(_));
         let joins = self.open[usize::from(lane)].map(|open| open as usize).filter(|open| {
             outstanding.is_empty()
+                && (!is_collective || self.open.len() == 1)
                 && (!reads_copies || inputs.iter().all(|input| self.is_known(input, lane, *open)))
                 && !self.must_end(inputs, lane, *open)
         });
         let split = joins.unwrap_or_else(|| self.start(inputs, lane));
+        if is_collective {
+            self.follow_collective(split);
+        }
         for waited in outstanding {
             self.out.splits[split].after_copies.push(waited.copy as usize);
         }
@@ -267,13 +278,7 @@ impl Splitter<'_> {
         }
         let after_splits = self.after_barrier(split, lane);
         for before in &after_splits {
-            let other = self.out.splits[*before].backend;
-            self.out.done[split * lanes + other] = *before as u32 + 1;
-            for lane in 0..lanes {
-                let theirs = self.out.done[before * lanes + lane];
-                let ours = &mut self.out.done[split * lanes + lane];
-                *ours = theirs.max(*ours);
-            }
+            self.know_done(split, *before);
         }
         self.out.splits.push(Split {
             backend: usize::from(lane),
@@ -287,6 +292,32 @@ impl Splitter<'_> {
         self.open[usize::from(lane)] = Some(split as u32);
         self.streamed[usize::from(lane)] = StreamedReads::default();
         split
+    }
+
+    /// Records that a split starts when another one is done, and so is everything that the other knows to be.
+    fn know_done(&mut self, split: usize, before: usize) {
+        let lanes = self.out.lanes.len();
+        let other = self.out.splits[before].backend;
+        self.out.done[split * lanes + other] = before as u32 + 1;
+        for lane in 0..lanes {
+            let theirs = self.out.done[before * lanes + lane];
+            let ours = &mut self.out.done[split * lanes + lane];
+            *ours = theirs.max(*ours);
+        }
+    }
+
+    /// Lets the split of a collective, which it starts where there are several lanes, wait for that of the previous one.
+    fn follow_collective(&mut self, split: usize) {
+        let Some(before) = self.last_collective.replace(split) else { return };
+        let other = self.out.splits[before].backend;
+        if other != self.out.splits[split].backend && self.out.done_before(split)[other] <= before as u32 {
+            self.out.splits[split].after_splits.push(before);
+            self.know_done(split, before);
+            // A split that another one waits for takes no more nodes.
+            if self.open[other] == Some(before as u32) {
+                self.open[other] = None;
+            }
+        }
     }
 
     /// Lets a node read a tensor of another backend through a copy, which is added unless there is one.

@@ -18,7 +18,8 @@ pub struct Split {
     /// Copies that must be done before it starts although it does not read them: of storages that it overwrites, or
     /// whose source it lets go.
     pub after_copies: Vec<usize>,
-    /// Splits of other backends that must be done before it starts: those before a barrier of the graph.
+    /// Splits of other backends that must be done before it starts: those before a barrier of the graph, and that of the
+    /// previous collective.
     pub after_splits: Vec<usize>,
 }
 

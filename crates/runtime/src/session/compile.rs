@@ -92,6 +92,7 @@ pub(crate) fn program(
         place: &|tensor| places.place(tensor, backend, bank),
         kept,
         scratch: places.scratch(split),
+        ranks: places.plan.scheduler().rank_groups(),
     };
     device.compile(&split).map_err(RuntimeError::device)
 }

@@ -4,7 +4,7 @@
 
 use quadriga_conformance::Rng;
 use quadriga_graph::{Graph, NodeId};
-use quadriga_runtime::{Plan, Scheduler, WeightStreaming};
+use quadriga_runtime::{Cost, Plan, Scheduler, WeightStreaming};
 use quadriga_sim::Sim;
 
 use crate::common::{device, host, random_graph};
@@ -48,7 +48,7 @@ fn decisions(plan: &Plan) -> String {
     for s in &said.splits {
         let split = &s.split;
         let waits = (&split.inputs, &split.after_copies, &split.after_splits);
-        words.push(format!("{} {waits:?} {} {} {:?}", split.backend, s.first, s.last, s.cost));
+        words.push(format!("{} {waits:?} {} {} {}", split.backend, s.first, s.last, cost(s.cost)));
     }
     for c in &said.copies {
         let copy = &c.copy;
@@ -57,7 +57,8 @@ fn decisions(plan: &Plan) -> String {
         words.push(format!("{bytes:?} {ends:?} {} {} {}", c.name, c.place, c.streamed));
     }
     for n in &said.nodes {
-        words.push(format!("{} {} {} {} {:?} {:?}", n.node, n.split, n.why, n.bytes, n.storage, n.cost));
+        let (storage, cost) = (n.storage, cost(n.cost));
+        words.push(format!("{} {} {} {} {storage:?} {cost}", n.node, n.split, n.why, n.bytes));
     }
     for s in &said.storages {
         let place = (s.backend, s.bytes, s.chunk, s.offset, s.start, s.end);
@@ -68,6 +69,10 @@ fn decisions(plan: &Plan) -> String {
     }
     words.push(format!("{:?} {:?}", splits.lanes, said.order));
     words.join("\n")
+}
+
+fn cost(Cost { operations, traffic, .. }: Cost) -> String {
+    format!("Cost {{ operations: {operations}, traffic: {traffic} }}")
 }
 
 /// Random graphs, and random barriers in some of them.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use quadriga_graph::{DType, GraphBuilder, TensorId};
 use quadriga_runtime::{
-    Backend, BackendError, HostMemory, Layout, Region, SplitSource, TensorPlace, Usage, check_range,
-    compute_once,
+    Backend, BackendError, HostMemory, Layout, RankGroups, Region, SplitSource, TensorPlace, Usage,
+    check_range, compute_once,
 };
 use quadriga_sim::{FaultPoint, Sim};
 
@@ -87,8 +87,14 @@ fn k4_k5_nodes_are_compiled_once_and_run_often_or_computed_once() {
         let place =
             |id: TensorId| Some(TensorPlace { region: places[id.index()].clone(), layout: Layout::Plain });
         let nodes: Vec<_> = graph.node_ids().collect();
-        let split =
-            SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true, scratch: None };
+        let split = SplitSource {
+            graph: &graph,
+            nodes: &nodes,
+            place: &place,
+            kept: &|_| true,
+            scratch: None,
+            ranks: RankGroups::NONE,
+        };
         let result = places.last().unwrap();
         let mut queue = backend.queue().unwrap();
         compute_once(&*backend, &split).expect("brings its own scratch memory");
@@ -141,7 +147,14 @@ fn memory_is_allocated_for_one_run_only_if_scratch_memory_is_missing() {
         let before = sim.counts().of(FaultPoint::Allocation);
         compute_once(
             &*sim,
-            &SplitSource { graph: &graph, nodes: &nodes, place: &place, kept: &|_| true, scratch },
+            &SplitSource {
+                graph: &graph,
+                nodes: &nodes,
+                place: &place,
+                kept: &|_| true,
+                scratch,
+                ranks: RankGroups::NONE,
+            },
         )
         .unwrap();
         assert_eq!(sim.counts().of(FaultPoint::Allocation) - before, allocations, "{needed} {given:?}");

@@ -8,11 +8,16 @@ function lifetimeText(s) {
   return whole ? `the whole run (steps 0 to ${plan.steps - 1})` : `steps ${S.start[s]} to ${S.end[s] - 1}`;
 }
 
+// What a rank sends for collectives.
+function sentText(sent) {
+  return sent ? `, ${bytesText(sent)} sent to other ranks` : '';
+}
+
 function nodeLines(row) {
   return [
     ['operation', T[N.operation[row]]],
     ['result', `${T[N.dtype[row]]} ${T[N.shape[row]] || 'scalar'}, ${bytesText(N.bytes[row])}`],
-    ['work', `${countText(N.operations[row])} operations, ${bytesText(N.traffic[row])} memory traffic`],
+    ['work', `${countText(N.operations[row])} operations, ${bytesText(N.traffic[row])} memory traffic${sentText(N.sent[row])}`],
     ['executed', `step ${N.node[row]}, in split ${N.split[row]} on ${plan.backends[plan.splits[N.split[row]].backend].backend}`],
     ['placement', T[N.why[row]]],
   ];
@@ -48,7 +53,7 @@ function describeSplit(index) {
     lines: [
       ['contents', split.label],
       ['nodes', `${split.node_count}, steps ${split.first} to ${split.last}`],
-      ['work', `${countText(split.operations)} operations, ${bytesText(split.traffic)} memory traffic`],
+      ['work', `${countText(split.operations)} operations, ${bytesText(split.traffic)} memory traffic${sentText(split.sent)}`],
       ['time', `≈ ${secondsText(split.seconds)} (from ${plan.measured ? 'measured limits' : 'nominal figures'})`],
       ['first node', stepName(split.first)],
       ['last node', stepName(split.last)],

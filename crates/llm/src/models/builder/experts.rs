@@ -55,7 +55,7 @@ impl<'g> LayerBuilder<'_, 'g> {
                 result = result.add(shared);
             }
             return Ok(match ranks {
-                Some(ranks) => result.custom(&ranks.sum, &[]),
+                Some(divided) => result.all_reduce(divided.ranks),
                 None => result,
             });
         }

@@ -37,7 +37,7 @@ use super::GraphShape;
 use crate::Result;
 use crate::adapter::Adapter;
 use crate::hyperparameters::{Hyperparameters, LayerShape, NormKind};
-use crate::ranks::RankShare;
+use crate::ranks::{Message, RankShare};
 
 /// The input with the slot of each expert.
 pub(crate) const EXPERT_SLOTS: &str = "expert_slots";
@@ -254,13 +254,14 @@ impl<'g> ModelBuilder<'g> {
     /// The embedded tokens `[n, width]`.
     pub(super) fn embed(&self) -> Result<Value<'g>> {
         let (tokens, ranks) = (self.tokens(), self.weights.ranks());
-        if let Some(receive) = ranks.and_then(|ranks| ranks.receive_activations(self.shape.tokens)) {
-            return Ok(tokens.custom(&receive, &[]));
+        if let Some(Message { ranks, peer, tag }) = ranks.and_then(RankShare::receive_activations) {
+            let shape = [self.shape.tokens, self.hyper.width];
+            return Ok(tokens.receive(ranks, (peer, tag), DType::F32, shape));
         }
         let embedding = self.embedding()?;
         let rows = match ranks.and_then(RankShare::embedding) {
-            Some([local, own, sum]) => {
-                embedding.get_rows(tokens.custom(&local, &[])).custom(&own, &[tokens]).custom(&sum, &[])
+            Some((local, own, ranks)) => {
+                embedding.get_rows(tokens.custom(&local, &[])).custom(&own, &[tokens]).all_reduce(ranks)
             }
             None => embedding.get_rows(tokens),
         };
@@ -333,7 +334,7 @@ impl<'g> ModelBuilder<'g> {
         let y = added.iter().fold(y, |y, added| y.add(added.product(x)));
         // Where ranks have columns of the matrix, each has a part of the sum.
         Ok(match self.weights.ranks().and_then(|ranks| ranks.after_product(name)) {
-            Some(sum) => y.custom(&sum, &[]),
+            Some(ranks) => y.all_reduce(ranks),
             None => y,
         })
     }
@@ -351,7 +352,7 @@ impl<'g> ModelBuilder<'g> {
     /// Declares the outputs. Models without an output matrix compute the logits with the token embedding.
     pub(super) fn finish(&self, x: Value<'g>) -> Result<()> {
         match self.weights.ranks().and_then(RankShare::send_activations) {
-            Some(send) => self.pass_on(x.custom(&send, &self.rows_input())),
+            Some(Message { ranks, peer, tag }) => self.pass_on(x.send(ranks, peer, tag, &self.rows_input())),
             None => self.finish_normed(self.norm("output_norm", x)?),
         }
     }
@@ -363,10 +364,11 @@ impl<'g> ModelBuilder<'g> {
 
     /// Declares the outputs of a rank whose activations went to the next one. The first receives the logits.
     fn pass_on(&self, sent: Value<'g>) -> Result<()> {
-        let receive = self.weights.ranks().and_then(|ranks| ranks.receive_logits(self.shape.rows));
+        let receive = self.weights.ranks().and_then(RankShare::receive_logits);
         match receive.filter(|_| self.shape.rows > 0) {
-            Some(receive) => {
-                self.declare_logits(sent.custom(&receive, &[]));
+            Some(Message { ranks, peer, tag }) => {
+                let shape = [self.shape.rows, self.hyper.vocabulary];
+                self.declare_logits(sent.receive(ranks, (peer, tag), DType::F32, shape));
             }
             None => self.g.output("sent", sent.named("sent")),
         }
@@ -399,11 +401,13 @@ impl<'g> ModelBuilder<'g> {
         if let Some(cap) = h.logit_soft_cap {
             logits = logits.scale(1.0 / cap).tanh().scale(cap);
         }
-        if let Some(gather) = ranks.and_then(RankShare::gather_logits) {
-            logits = logits.custom(&gather, &[]);
+        if let Some((ranks, columns)) = ranks.and_then(RankShare::gather_logits) {
+            logits = logits.all_gather(ranks, columns);
         }
         match ranks.and_then(RankShare::send_logits) {
-            Some(send) => self.g.output("sent", logits.custom(&send, &[]).named("sent")),
+            Some(Message { ranks, peer, tag }) => {
+                self.g.output("sent", logits.send(ranks, peer, tag, &[]).named("sent"));
+            }
             None => self.declare_logits(logits),
         }
         Ok(())
