@@ -3,12 +3,12 @@
 use std::any::Any;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use quadriga_graph::{Data, Graph, NodeId, Op, Tensor};
 use quadriga_runtime::{
-    BackendError, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, Rates, Refusal,
-    Region, SplitSource, Usage, WeightLayout,
+    BackendError, Buffer, Device, DeviceKind, Event, Layout, MemoryFacts, Program, Queue, RankGroup, Rates,
+    Refusal, Region, SplitSource, Usage, WeightLayout,
 };
 
 use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer, RegisteredMemory};
@@ -19,6 +19,7 @@ use crate::inner::BackendInner;
 use crate::kernels::KernelFile;
 use crate::launch::Launch;
 use crate::lower;
+use crate::nccl::{Connection, NcclError, NcclRanks, nccl_is_enabled};
 use crate::options::{KernelOrigin, Options};
 use crate::queue::CudaQueue;
 use crate::slices;
@@ -30,6 +31,9 @@ const MIN_COMPUTE_CAPABILITY: (i32, i32) = (7, 5);
 /// Bytes of a copy that measures the link, long enough that its start does not count, and how many there are.
 const LINK_BYTES: usize = 16 << 20;
 const LINK_COPIES: usize = 4;
+
+/// How long ranks wait for each other to be connected.
+const RANKS_START: Duration = Duration::from_secs(120);
 
 /// Rates of a GPU by its compute capability, as matmuls of this crate reach them, and by the bandwidth of its memory.
 fn nominal_rates(major: i32, multiprocessors: u32, bandwidth: f64) -> Rates {
@@ -153,6 +157,17 @@ impl Backend {
         Ok(fastest)
     }
 
+    /// Connects this device with those of other ranks through NCCL; all ranks of a group call this. A scheduler that has the result
+    /// for the ranks of a group executes its collectives on the device.
+    ///
+    /// Waits for NCCL end after `limit`, or when a rank has failed by what `ranks` say.
+    ///
+    /// # Errors
+    /// NCCL is missing on a rank, or the ranks do not meet.
+    pub fn connect_ranks(&self, ranks: &Arc<dyn RankGroup>, limit: Duration) -> Result<NcclRanks, NcclError> {
+        NcclRanks::connect(&self.inner.context, ranks, limit)
+    }
+
     /// Runs a kernel that traps, to test how a lost device is reported, and returns the resulting error. Everything in
     /// this process that uses the device fails from then on.
     pub fn lose(&self) -> BackendError {
@@ -270,6 +285,27 @@ impl quadriga_runtime::Backend for Backend {
 
     fn supports(&self, graph: &Graph, node: NodeId) -> Result<(), Refusal> {
         lower::supports(graph, node)
+    }
+
+    fn exchanges(&self, ranks: Option<&dyn RankGroup>) -> Result<(), Refusal> {
+        match ranks.and_then(Connection::of).filter(|found| found.is_of(&self.inner.context)) {
+            Some(_) => Ok(()),
+            None => {
+                Err(Refusal("ranks exchange data through the host where NCCL does not connect them".into()))
+            }
+        }
+    }
+
+    fn join_ranks(&self, ranks: &Arc<dyn RankGroup>) -> Result<Option<Arc<dyn RankGroup>>, BackendError> {
+        if !nccl_is_enabled() {
+            return Ok(None);
+        }
+        let connected = self.connect_ranks(ranks, RANKS_START).map_err(|error| BackendError::Failed {
+            backend: self.inner.context.name.clone(),
+            what: "connecting ranks",
+            reason: error.to_string(),
+        });
+        Ok(Some(Arc::new(connected?)))
     }
 
     fn compile(&self, split: &SplitSource<'_>) -> Result<Box<dyn Program>, BackendError> {

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use quadriga_runtime::BackendError;
+use quadriga_runtime::{BackendError, RankGroup};
 
 use crate::buffer::PinnedBuffer;
 use crate::context::Context;
@@ -64,6 +64,8 @@ pub(crate) struct ProgramFaults {
     address: usize,
     /// Node and reason of each fault code: code `i` is at `i − 1`, and 0 means no fault.
     table: Mutex<Vec<(String, &'static str)>>,
+    /// The ranks of the program's collectives, each with the name of a node.
+    ranks: Mutex<Vec<(String, Arc<dyn RankGroup>)>>,
 }
 
 impl ProgramFaults {
@@ -77,7 +79,12 @@ impl ProgramFaults {
         }
         let address = pool.free.pop().unwrap_or_default();
         drop(pool);
-        let faults = ProgramFaults { words: Arc::clone(words), address, table: Mutex::default() };
+        let faults = ProgramFaults {
+            words: Arc::clone(words),
+            address,
+            table: Mutex::default(),
+            ranks: Mutex::default(),
+        };
         faults.word().store(0, Ordering::Release);
         Ok(faults)
     }
@@ -103,8 +110,22 @@ impl ProgramFaults {
         table.len() as u32
     }
 
-    /// The fault reported since the last call, as an error.
+    /// Reports a failure of ranks that a collective of the program is executed with: its results are not valid then.
+    pub(crate) fn watch_ranks(&self, node: &str, ranks: &Arc<dyn RankGroup>) {
+        let mut known = lock(&self.ranks);
+        if !known.iter().any(|(_, known)| Arc::ptr_eq(known, ranks)) {
+            known.push((node.to_owned(), Arc::clone(ranks)));
+        }
+    }
+
+    /// The fault reported since the last call, as an error. A failure of ranks stays.
     fn take(&self) -> Result<(), BackendError> {
+        for (node, ranks) in lock(&self.ranks).iter() {
+            if let Some(reason) = ranks.failure() {
+                let (backend, node) = (self.words.backend.clone(), node.clone());
+                return Err(BackendError::Node { backend, node, reason });
+            }
+        }
         if self.word().load(Ordering::Acquire) == 0 {
             return Ok(());
         }

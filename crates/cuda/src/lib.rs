@@ -42,6 +42,7 @@
 //! | `QUADRIGA_CUDA_SKIP=0` | – | rows of inactive neurons are computed, too: the same results bit for bit |
 //! | `QUADRIGA_CUDA_BLAS=0` | [`Builder::cublas`] | disable cuBLAS, as if it were not installed |
 //! | `QUADRIGA_CUDA_KERNELS=ptx` or `compile` | [`Builder::kernels`] | let the driver or NVRTC compile the kernels |
+//! | `QUADRIGA_NCCL=1` or a path | [`Backend::connect_ranks`] | GPUs of several ranks exchange data through NCCL, with the library that the dynamic linker finds or that of the path |
 //! | `QUADRIGA_CUDA_GAPS=1` | [`Builder::measure_idle_gaps`] | print the GPU's idle time between programs at the end |
 //! | `QUADRIGA_CACHE=DIR` | [`Builder::cache_dir`] | kernels that were compiled on this machine are kept in `DIR/kernels`; default: `~/.cache/quadriga` |
 
@@ -58,6 +59,7 @@ mod inner;
 mod kernels;
 mod launch;
 mod lower;
+mod nccl;
 mod options;
 mod program;
 mod queue;
@@ -70,6 +72,7 @@ pub use backend::{Backend, Builder, device_count};
 pub use custom::{CustomCode, FAMILY};
 pub use error::Error;
 pub use kernels::{KernelCompilation, observe_compilation};
+pub use nccl::{NcclError, NcclRanks, nccl_is_enabled};
 pub use options::KernelOrigin;
 
 /// Whether there is a kernel for a node of a graph: the answer of every [`Backend`], which needs no device.

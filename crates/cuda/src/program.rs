@@ -1,4 +1,6 @@
 //! A compiled split: its steps are captured once as a CUDA graph, which every run replays.
+//!
+//! Collectives are issued between CUDA graphs: NCCL's calls may have to be polled, which a capture cannot contain.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -10,12 +12,19 @@ use crate::blas::Gemm;
 use crate::faults::ProgramFaults;
 use crate::inner::BackendInner;
 use crate::launch::Launch;
+use crate::nccl::{Connection, DeviceExchange};
 use crate::stream::CudaStream;
 
 /// One operation of a program.
 pub(crate) enum ProgramStep {
     Kernel(Launch),
     Gemm(Gemm),
+    /// A collective, with the name of its node.
+    Exchange {
+        name: String,
+        connection: Arc<Connection>,
+        exchange: DeviceExchange,
+    },
 }
 
 impl ProgramStep {
@@ -40,13 +49,36 @@ impl ProgramStep {
                     reason: "cuBLAS is not installed".into(),
                 }),
             },
+            ProgramStep::Exchange { name, connection, exchange } => {
+                exchange_on(inner, name, connection, exchange, stream)
+            }
         }
     }
 }
 
+fn exchange_on(
+    inner: &BackendInner,
+    name: &str,
+    connection: &Connection,
+    exchange: &DeviceExchange,
+    stream: sys::CUstream,
+) -> Result<(), BackendError> {
+    connection.issue(exchange, stream).map_err(|error| BackendError::Node {
+        backend: inner.context.name.clone(),
+        node: name.to_owned(),
+        reason: error.to_string(),
+    })
+}
+
+/// What a run issues at once.
+enum ProgramPart {
+    Graph(sys::CUgraphExec),
+    Exchange { name: String, connection: Arc<Connection>, exchange: DeviceExchange },
+}
+
 pub(crate) struct CudaProgram {
     inner: Arc<BackendInner>,
-    executable: sys::CUgraphExec,
+    parts: Vec<ProgramPart>,
     /// Whether it uses the counters that programs share.
     uses_counters: bool,
     faults: Arc<ProgramFaults>,
@@ -54,20 +86,43 @@ pub(crate) struct CudaProgram {
     _buffers: Vec<Arc<dyn Buffer>>,
 }
 
-// SAFETY: the executable graph is launched by one thread at a time, since running takes the program mutably.
+// SAFETY: the executable graphs are launched by one thread at a time, since running takes the program mutably.
 unsafe impl Send for CudaProgram {}
 
 impl CudaProgram {
     pub(crate) fn new(
         inner: Arc<BackendInner>,
-        steps: &[ProgramStep],
+        steps: Vec<ProgramStep>,
         uses_counters: bool,
         faults: Arc<ProgramFaults>,
         buffers: Vec<Arc<dyn Buffer>>,
     ) -> Result<CudaProgram, BackendError> {
-        let context = Arc::clone(&inner.context);
-        context.bind()?;
-        let stream = CudaStream::new(&context)?;
+        inner.context.bind()?;
+        // Dropped with what it has if a later part fails.
+        let mut program = CudaProgram { inner, parts: Vec::new(), uses_counters, faults, _buffers: buffers };
+        let mut kernels = Vec::new();
+        for step in steps {
+            match step {
+                ProgramStep::Exchange { name, connection, exchange } => {
+                    program.capture(&std::mem::take(&mut kernels))?;
+                    program.parts.push(ProgramPart::Exchange { name, connection, exchange });
+                }
+                kernel => kernels.push(kernel),
+            }
+        }
+        if program.parts.is_empty() || !kernels.is_empty() {
+            program.capture(&kernels)?;
+        }
+        Ok(program)
+    }
+
+    /// Captures steps without collectives as a CUDA graph.
+    fn capture(&mut self, steps: &[ProgramStep]) -> Result<(), BackendError> {
+        if steps.is_empty() && !self.parts.is_empty() {
+            return Ok(());
+        }
+        let (inner, context) = (&self.inner, &self.inner.context);
+        let stream = CudaStream::new(context)?;
         let mut graph = std::ptr::null_mut();
         let mut executable = std::ptr::null_mut();
         // SAFETY: the stream is private to this call; capture ends on every path; the graph is destroyed once it is
@@ -77,7 +132,7 @@ impl CudaProgram {
             context.check("cuStreamBeginCapture", sys::cuStreamBeginCapture_v2(stream.handle, mode))?;
             let mut previous = None;
             let issued = steps.iter().try_for_each(|step| {
-                let issued = step.issue(&inner, stream.handle, previous);
+                let issued = step.issue(inner, stream.handle, previous);
                 previous = Some(step);
                 issued
             });
@@ -92,7 +147,8 @@ impl CudaProgram {
             }
             made?;
         }
-        Ok(CudaProgram { inner, executable, uses_counters, faults, _buffers: buffers })
+        self.parts.push(ProgramPart::Graph(executable));
+        Ok(())
     }
 
     pub(crate) fn faults(&self) -> &Arc<ProgramFaults> {
@@ -103,7 +159,7 @@ impl CudaProgram {
         Arc::ptr_eq(&self.inner, inner)
     }
 
-    /// Launches the CUDA graph on a stream. Programs that use the shared counters run one after another, on whatever
+    /// Launches the CUDA graphs on a stream, and the collectives between them. Programs that use the shared counters run one after another, on whatever
     /// streams they are.
     pub(crate) fn launch(&mut self, stream: sys::CUstream) -> Result<(), BackendError> {
         let context = &self.inner.context;
@@ -114,7 +170,16 @@ impl CudaProgram {
                 let wait = |event| sys::cuStreamWaitEvent(stream, event, 0);
                 counters.acquire(stream, |event| context.check("cuStreamWaitEvent", wait(event)))?;
             }
-            let launch = || context.check("cuGraphLaunch", sys::cuGraphLaunch(self.executable, stream));
+            let launch = || {
+                self.parts.iter().try_for_each(|part| match part {
+                    ProgramPart::Graph(graph) => {
+                        context.check("cuGraphLaunch", sys::cuGraphLaunch(*graph, stream))
+                    }
+                    ProgramPart::Exchange { name, connection, exchange } => {
+                        exchange_on(&self.inner, name, connection, exchange, stream)
+                    }
+                })
+            };
             match &self.inner.idle_gaps {
                 None => launch()?,
                 Some(gaps) => gaps.record(stream, launch)?,
@@ -130,8 +195,12 @@ impl CudaProgram {
 impl Drop for CudaProgram {
     fn drop(&mut self) {
         if self.inner.context.bind().is_ok() {
-            // SAFETY: instantiated by `new`, destroyed only here; the driver lets a running replay finish.
-            let _ = unsafe { sys::cuGraphExecDestroy(self.executable) };
+            for part in &self.parts {
+                if let ProgramPart::Graph(graph) = part {
+                    // SAFETY: instantiated by `capture`, destroyed only here; the driver lets a running replay finish.
+                    let _ = unsafe { sys::cuGraphExecDestroy(*graph) };
+                }
+            }
         }
     }
 }

@@ -159,7 +159,7 @@ impl Engine {
         }
         let options = options.resolve(&model)?.on(scheduler);
         options.agree(&model)?;
-        let with_ranks = model.ranks().map(|ranks| ranks.scheduler(scheduler));
+        let with_ranks = model.ranks().map(|ranks| ranks.scheduler(scheduler)).transpose()?;
         let scheduler = with_ranks.as_ref().unwrap_or(scheduler);
         let session = Session::new(scheduler)?;
         let sequences = Sequences::new(options.sequences);

@@ -477,6 +477,13 @@ pub trait Backend: Send + Sync {
         Err(Refusal("it does not exchange data with other ranks".into()))
     }
 
+    /// Lets this device exchange data with those of other ranks by itself; all ranks of the group call this. Returns the ranks that
+    /// collectives are executed with on this device, and elsewhere as before; `None` where the host exchanges data. [default: none]
+    fn join_ranks(&self, ranks: &Arc<dyn RankGroup>) -> Result<Option<Arc<dyn RankGroup>>, BackendError> {
+        let _ = ranks;
+        Ok(None)
+    }
+
     /// Compiles nodes into a program that can be run many times.
     fn compile(&self, split: &SplitSource<'_>) -> Result<Box<dyn Program>, BackendError>;
 

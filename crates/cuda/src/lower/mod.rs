@@ -1,6 +1,7 @@
 //! Lowering: the kernel launches and cuBLAS calls that each node of a split becomes, and which nodes share one.
 
 mod attention;
+mod collective;
 mod conv;
 mod decode_attention;
 mod delta_chunks;
@@ -64,7 +65,7 @@ pub(crate) fn lower(inner: &Arc<BackendInner>, split: &SplitSource<'_>) -> Resul
     }
     lower_nodes(&mut lowering)?;
     let Lowering { steps, uses_counters, faults, buffers, .. } = lowering;
-    CudaProgram::new(Arc::clone(inner), &steps, uses_counters, faults, buffers)
+    CudaProgram::new(Arc::clone(inner), steps, uses_counters, faults, buffers)
 }
 
 fn lower_nodes(lowering: &mut Lowering<'_>) -> Result<(), BackendError> {
@@ -72,6 +73,11 @@ fn lower_nodes(lowering: &mut Lowering<'_>) -> Result<(), BackendError> {
     for (at, node) in lowering.split.nodes.iter().enumerate() {
         let op = graph[*node].op();
         if op.is_view() || lowering.is_fused(*node) {
+            continue;
+        }
+        // Other ranks wait for this one also where it gets nothing.
+        if let Op::Collective(collective) = op {
+            lowering.collective(*node, collective)?;
             continue;
         }
         let empty = graph[graph[*node].output()].elements() == 0;

@@ -13,6 +13,7 @@ use super::scratch::{self, f16_rows, mixed_rows, operands, quantized, sort, tota
 use super::sort::{MAX_SORTED_IN_BLOCK, top_of_runs};
 use super::sparse;
 use crate::blas::{GemmKernels, OperandType, WORKSPACE_BYTES};
+use crate::nccl;
 
 /// Scratch memory of a split: cuBLAS's workspace, then the rows of decode attention (query, key and value of one token
 /// as the GEMVs write them), then the arrays of the current node.
@@ -49,6 +50,9 @@ pub(crate) fn scratch_bytes(
                 }
                 let mixed = if m > 1 { total_bytes(mixed_rows(m, k)) } else { 0 };
                 matmul(weight.dtype(), (n, k, m), kernels).max(mixed)
+            }
+            (Some(Op::Collective(collective)), Some(x), ..) => {
+                nccl::scratch_bytes(&collective.kind, x.dims4()[2], x.dtype().block_bytes())
             }
             (Some(Op::MulMatId), Some(weight), Some(x), Some(ids)) => {
                 ExpertExtents::new(weight.dims4(), x.dims4(), ids.dims4()).scratch_bytes()

@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use quadriga_cluster::{Collectives, Communicator};
 use quadriga_gguf::File;
 use quadriga_graph::{CustomOp, Ranks};
-use quadriga_runtime::Scheduler;
+use quadriga_runtime::{DeviceKind, RankGroup, Scheduler};
 
 use self::division::{TensorDivision, layer_bytes, layer_ranges};
 use self::experts::local_experts;
@@ -202,13 +202,28 @@ impl RankShare {
         self.division.as_ref().map_or(self.hyper.vocabulary, |division| division.vocabulary().len())
     }
 
-    /// A scheduler that executes the collectives of this rank's graphs.
-    pub(crate) fn scheduler(&self, scheduler: &Scheduler) -> Scheduler {
-        let world = scheduler.clone().ranks(WORLD, Arc::new(self.world.clone()));
-        match &self.stage_ranks {
-            Some(ranks) => world.ranks(STAGE, Arc::new(ranks.clone())),
+    /// A scheduler that executes the collectives of this rank's graphs; all ranks call this. Where each has a GPU, and NCCL is asked
+    /// for, the GPUs exchange data themselves.
+    ///
+    /// # Errors
+    /// The ranks do not reach each other, or not through NCCL.
+    pub(crate) fn scheduler(&self, scheduler: &Scheduler) -> Result<Scheduler> {
+        let gpu = scheduler.backends().iter().find(|backend| backend.device().kind == DeviceKind::Gpu);
+        let gpu = gpu.filter(|_| nccl_is_enabled());
+        let mut with_gpu = [if gpu.is_some() { 1.0 } else { 0.0 }];
+        self.communicator().all_reduce(&mut with_gpu)?;
+        let gpu = gpu.filter(|_| with_gpu == [self.grid.ranks() as f32]);
+        let join = |collectives: &Collectives| -> Result<Arc<dyn RankGroup>> {
+            let host: Arc<dyn RankGroup> = Arc::new(collectives.clone());
+            let joined = gpu.map(|gpu| gpu.join_ranks(&host)).transpose();
+            let joined = joined.map_err(|error| Error::Ranks { reason: error.to_string() })?;
+            Ok(joined.flatten().unwrap_or(host))
+        };
+        let world = scheduler.clone().ranks(WORLD, join(&self.world)?);
+        Ok(match &self.stage_ranks {
+            Some(ranks) => world.ranks(STAGE, join(ranks)?),
             None => world,
-        }
+        })
     }
 
     /// The ranks that divide the layers of this rank's stage.
@@ -278,6 +293,15 @@ impl RankShare {
     fn message(&self, peer: usize, tag: u16) -> Message {
         Message { ranks: self.world.ranks(WORLD), peer, tag }
     }
+}
+
+/// Whether GPUs of several ranks exchange data through NCCL.
+fn nccl_is_enabled() -> bool {
+    #[cfg(feature = "cuda")]
+    let enabled = quadriga_cuda::nccl_is_enabled();
+    #[cfg(not(feature = "cuda"))]
+    let enabled = false;
+    enabled
 }
 
 /// A grid, the layers of its stages, and what a rank has of them.

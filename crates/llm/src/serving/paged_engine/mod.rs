@@ -134,7 +134,7 @@ impl PagedEngine {
         let mut options = options.resolve(&model)?.on(scheduler);
         options.greedy = false;
         options.agree(&model)?;
-        let with_ranks = model.ranks().map(|ranks| ranks.scheduler(scheduler));
+        let with_ranks = model.ranks().map(|ranks| ranks.scheduler(scheduler)).transpose()?;
         let scheduler = with_ranks.as_ref().unwrap_or(scheduler);
         let recurrent = hyper.recurrent.is_some();
         let mut engine = PagedEngine {
