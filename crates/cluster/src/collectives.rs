@@ -69,7 +69,8 @@ impl Collectives {
         self.operation(Collective::Broadcast { root })
     }
 
-    /// Sends the input to another rank; the result is the input, in place.
+    /// Sends the input, of any type, to another rank, and does not wait until it is received; the result is the input, in place.
+    /// Further inputs are only waited for.
     pub fn send(&self, to: usize, tag: u16) -> CustomOp {
         self.operation(Collective::Send { to, tag })
     }
@@ -119,6 +120,9 @@ impl CustomKernel for CollectiveKernel {
         let Some(first) = inputs.first() else { return Err("an input is needed".into()) };
         if let Collective::Receive { shape, .. } = self.collective {
             return Ok((DType::F32, Shape::from(shape)));
+        }
+        if matches!(self.collective, Collective::Send { .. }) && first.is_contiguous() {
+            return Ok((first.dtype(), *first.shape()));
         }
         if first.dtype() != DType::F32 || !first.is_contiguous() {
             return Err(
