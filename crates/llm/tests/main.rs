@@ -21,6 +21,7 @@ mod judging;
 mod latent_attention;
 mod neuron_slots;
 mod neurons;
+mod pipelines;
 mod placement;
 mod placement_by_cost;
 mod placement_estimates;

@@ -1,9 +1,11 @@
 //! A model that several ranks compute together: which part of it this rank has.
 
+mod commands;
 mod division;
 mod experts;
 mod link;
 mod parallelism;
+mod stage_results;
 mod stages;
 mod vocabulary;
 
@@ -17,11 +19,13 @@ use quadriga_cluster::{Collectives, Communicator};
 use quadriga_gguf::File;
 use quadriga_graph::CustomOp;
 
+pub(crate) use self::commands::CommandChannel;
 use self::division::{TensorDivision, layer_bytes, layer_ranges};
 use self::experts::local_experts;
 pub use self::link::Link;
 pub(crate) use self::link::share_sent;
 pub use self::parallelism::{Grid, Parallelism};
+pub(crate) use self::stage_results::StageResult;
 use self::vocabulary::{local_rows, own_rows};
 use crate::hyperparameters::Hyperparameters;
 use crate::{Error, Result};
@@ -64,9 +68,10 @@ pub(crate) enum Cut {
     Columns(Range<usize>),
 }
 
-/// Tags of messages between ranks of a pipeline.
+/// The tag of activations on their way from stage to stage; those of results are in [`StageResult`].
 const ACTIVATIONS: u16 = 1;
-const LOGITS: u16 = 2;
+/// The tag of messages that say what the other ranks compute.
+const COMMAND: u16 = 7;
 
 impl RankShare {
     /// Divides a model among the ranks of a communicator, in proportion to their speeds; all of them call this with the same ones.
@@ -125,6 +130,11 @@ impl RankShare {
             None => layers,
             Some(division) => format!("of {layers} {}", division.describe(&stage)),
         }
+    }
+
+    /// How the first rank tells the others what to compute.
+    pub(crate) fn commands(&self) -> CommandChannel {
+        CommandChannel::new(Arc::clone(self.communicator()), (self.grid.pipeline > 1).then_some(COMMAND))
     }
 
     /// The hyperparameters of this rank's part.
@@ -227,22 +237,6 @@ impl RankShare {
     pub(crate) fn send_activations(&self) -> Option<CustomOp> {
         let next = self.rank() + self.grid.tensor;
         (next < self.grid.ranks()).then(|| self.world.send(next, ACTIVATIONS))
-    }
-
-    /// The rank that sends the logits to the first, where that has not the last layers.
-    fn sender_of_logits(&self) -> Option<usize> {
-        (self.grid.pipeline > 1).then(|| self.grid.ranks() - self.grid.tensor)
-    }
-
-    /// The operation by which the first rank receives the logits of the last stage.
-    pub(crate) fn receive_logits(&self, rows: usize) -> Option<CustomOp> {
-        let sender = self.sender_of_logits().filter(|_| self.leads())?;
-        Some(self.world.receive(sender, LOGITS, [rows, self.hyper.vocabulary]))
-    }
-
-    /// The operation by which a rank of the last stage sends the logits to the first.
-    pub(crate) fn send_logits(&self) -> Option<CustomOp> {
-        (self.sender_of_logits() == Some(self.rank())).then(|| self.world.send(0, LOGITS))
     }
 }
 

@@ -37,7 +37,7 @@ use super::GraphShape;
 use crate::Result;
 use crate::adapter::Adapter;
 use crate::hyperparameters::{Hyperparameters, LayerShape, NormKind};
-use crate::ranks::RankShare;
+use crate::ranks::{RankShare, StageResult};
 
 /// The input with the slot of each expert.
 pub(crate) const EXPERT_SLOTS: &str = "expert_slots";
@@ -351,7 +351,10 @@ impl<'g> ModelBuilder<'g> {
     /// Declares the outputs. Models without an output matrix compute the logits with the token embedding.
     pub(super) fn finish(&self, x: Value<'g>) -> Result<()> {
         match self.weights.ranks().and_then(RankShare::send_activations) {
-            Some(send) => self.pass_on(x.custom(&send, &self.rows_input())),
+            Some(send) => {
+                self.g.output("sent", x.custom(&send, &self.rows_input()).named("sent"));
+                Ok(())
+            }
             None => self.finish_normed(self.norm("output_norm", x)?),
         }
     }
@@ -361,25 +364,19 @@ impl<'g> ModelBuilder<'g> {
         self.rows.into_iter().collect()
     }
 
-    /// Declares the outputs of a rank whose activations went to the next one. The first receives the logits.
-    fn pass_on(&self, sent: Value<'g>) -> Result<()> {
-        let receive = self.weights.ranks().and_then(|ranks| ranks.receive_logits(self.shape.rows));
-        match receive.filter(|_| self.shape.rows > 0) {
-            Some(receive) => {
-                self.declare_logits(sent.custom(&receive, &[]));
-            }
-            None => self.g.output("sent", sent.named("sent")),
-        }
-        Ok(())
-    }
-
     /// The same for rows that are normed already.
     pub(super) fn finish_normed(&self, hidden: Value<'g>) -> Result<()> {
         let h = self.hyper;
+        // Results that go to the first rank are sent one after the other: each waits for the one before.
+        let mut sent: Vec<Value<'g>> = Vec::new();
         if self.shape.hidden {
-            self.g.output("hidden", hidden.named("hidden"));
+            match self.weights.ranks().and_then(|ranks| ranks.send_result(StageResult::Hidden)) {
+                Some(send) => sent.push(hidden.custom(&send, &[])),
+                None => self.g.output("hidden", hidden.named("hidden")),
+            }
         }
         if !self.shape.logits {
+            self.declare_sent(&sent);
             return Ok(());
         }
         let hidden = match self.shape.logit_rows {
@@ -402,11 +399,24 @@ impl<'g> ModelBuilder<'g> {
         if let Some(gather) = ranks.and_then(RankShare::gather_logits) {
             logits = logits.custom(&gather, &[]);
         }
-        match ranks.and_then(RankShare::send_logits) {
-            Some(send) => self.g.output("sent", logits.custom(&send, &[]).named("sent")),
-            None => self.declare_logits(logits),
+        let result = |result: StageResult| ranks.and_then(|ranks| ranks.send_result(result));
+        match (result(StageResult::Argmax), result(StageResult::Sums), result(StageResult::Logits)) {
+            (Some(argmax), Some(sums), _) if self.shape.argmax => {
+                sent.push(logits.argmax().custom(&argmax, &sent));
+                sent.push(logits.sum_rows().custom(&sums, &sent));
+            }
+            (_, _, Some(send)) => sent.push(logits.custom(&send, &sent)),
+            _ => self.declare_logits(logits),
         }
+        self.declare_sent(&sent);
         Ok(())
+    }
+
+    /// Declares what was sent last as an output, if anything was: it waits for all that was sent before.
+    fn declare_sent(&self, sent: &[Value<'g>]) {
+        if let Some(last) = sent.last() {
+            self.g.output("sent", last.named("sent"));
+        }
     }
 
     /// Declares the logits as outputs, and what is computed of them.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::super::page_pool::PageId;
 use super::{PagedEngine, StepSequence, StepToken, Wanted};
-use crate::engine::{END, next_message, unreadable};
+use crate::engine::END;
+use crate::ranks::CommandChannel;
 use crate::{Error, RankShare, Result};
 
 /// What every rank does.
@@ -21,6 +22,7 @@ const COPY: u8 = 11;
 /// Flags of a token.
 const OUTPUT: u32 = 1;
 const LOGITS: u32 = 2;
+const HIDDEN: u32 = 4;
 
 impl StepCommand {
     fn encode(&self) -> Vec<u8> {
@@ -35,9 +37,10 @@ impl StepCommand {
             StepCommand::Step { tokens, sequences, wanted } => {
                 let greedy = u32::from(*wanted == Wanted::Argmax);
                 words(STEP, &[greedy, tokens.len() as u32, sequences.len() as u32]);
-                for StepToken { token, position, sequence, output, logits, .. } in tokens {
+                for StepToken { token, position, sequence, output, hidden, logits } in tokens {
                     let sequence = u32::try_from(*sequence).unwrap_or(u32::MAX);
-                    let flags = u32::from(*output) * OUTPUT + u32::from(*logits) * LOGITS;
+                    let flags = [(*output, OUTPUT), (*logits, LOGITS), (*hidden, HIDDEN)];
+                    let flags = flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum();
                     words(STEP, &[*token, *position as u32, sequence, flags]);
                 }
                 for pages in sequences {
@@ -69,8 +72,8 @@ impl StepCommand {
                         sequence => sequence as usize,
                     };
                     let flags = words.next()?;
-                    let (output, logits) = (flags & OUTPUT != 0, flags & LOGITS != 0);
-                    tokens.push(StepToken { token, position, sequence, output, hidden: false, logits });
+                    let [output, logits, hidden] = [OUTPUT, LOGITS, HIDDEN].map(|flag| flags & flag != 0);
+                    tokens.push(StepToken { token, position, sequence, output, hidden, logits });
                 }
                 let mut sequences = Vec::new();
                 for _ in 0..sequence_count {
@@ -105,10 +108,6 @@ impl PagedEngine {
         wanted: Wanted,
     ) -> Result<()> {
         let Some(leader) = &self.leader else { return Ok(()) };
-        if tokens.iter().any(|token| token.hidden) {
-            let reason = "hidden states and embeddings are not computed by several ranks yet".to_owned();
-            return Err(Error::Ranks { reason });
-        }
         let sequences = sequences.iter().map(|sequence| sequence.pages.to_vec()).collect();
         leader.send(StepCommand::Step { tokens: tokens.to_vec(), sequences, wanted }.encode())
     }
@@ -138,9 +137,9 @@ impl PagedEngine {
         let Some(ranks) = self.ranks().filter(|ranks| !ranks.leads()).cloned() else {
             return Err(Error::Ranks { reason: "only ranks after the first follow".to_owned() });
         };
+        let commands = ranks.commands();
         loop {
-            let message = next_message(&**ranks.communicator())?;
-            match StepCommand::decode(&message).ok_or_else(unreadable)? {
+            match StepCommand::decode(&commands.next()?).ok_or_else(CommandChannel::unreadable)? {
                 StepCommand::Step { tokens, sequences, wanted } => {
                     let of = |pages| StepSequence { pages, ..StepSequence::NONE };
                     let sequences: Vec<StepSequence<'_>> =
@@ -165,7 +164,7 @@ mod tests {
             position: i as usize * 3,
             sequence: if i == 2 { usize::MAX } else { i as usize },
             output: i.is_multiple_of(2),
-            hidden: false,
+            hidden: i == 3,
             logits: i == 4,
         };
         let commands = [
