@@ -147,7 +147,6 @@ fn what_ranks_cannot_do_is_said_once_with_the_numbers() {
                 vec!["run", "-p", "hello", "--prompt-cache", "kept"],
                 "--prompt-cache does not work on several ranks",
             ),
-            (vec!["batch", "-", "--cache-ram", "1G"], "cache_ram"),
         ];
         for (arguments, reason) in refused {
             let output = CommandOutput::from(mpirun(&family, 2, arguments).output().unwrap());
@@ -242,9 +241,8 @@ fn a_server_on_ranks_answers_many_at_once_and_ends_when_it_is_told_to() {
 fn ranks_embed_texts_as_one_process_does() {
     let arguments = ["embed", "-q", "A cat eats fish.", "Stocks fell.", "a"];
     for family in families() {
-        let vectors = |ranks: usize, how: &str| -> Vec<f64> {
-            let arguments = arguments.into_iter().chain(["--parallelism", how]);
-            let output = CommandOutput::from(mpirun(&family, ranks, arguments).output().unwrap()).success();
+        let vectors = |mut command: Command| -> Vec<f64> {
+            let output = CommandOutput::from(command.stdin(Stdio::null()).output().unwrap()).success();
             let answer: serde_json::Value = serde_json::from_str(output.out.trim()).unwrap();
             let (mut numbers, mut rest) = (Vec::new(), vec![&answer]);
             while let Some(value) = rest.pop() {
@@ -257,10 +255,11 @@ fn ranks_embed_texts_as_one_process_does() {
             }
             numbers
         };
-        let wanted = vectors(1, "auto");
+        let wanted = vectors(quadriga(arguments.into_iter().chain(["-t", "1"])));
         assert!(wanted.len() > 3 * 576, "{}", wanted.len());
         for (ranks, how, most) in [(2, "pipeline", 1e-6), (2, "tensor", 1e-2)] {
-            let found = vectors(ranks, how);
+            let arguments = arguments.into_iter().chain(["--parallelism", how]);
+            let found = vectors(mpirun(&family, ranks, arguments));
             assert_eq!(found.len(), wanted.len());
             let off = found.iter().zip(&wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             assert!(off <= most, "{ranks} ranks, {how}: {off}");
@@ -305,8 +304,10 @@ fn a_batch_on_ranks_writes_what_one_process_writes() {
     let model = fixture.model.to_str().unwrap();
     for family in families() {
         let run = |ranks: usize, how: &str| {
-            let arguments =
-                ["batch", input.to_str().unwrap(), "-m", model, "-q", "--temp", "0", "--parallelism", how];
+            let arguments = ["batch", input.to_str().unwrap(), "-m", model, "-q", "--temp", "0"];
+            // Few pages, so that prefixes go to the host memory of the first rank.
+            let kept = ["--cache-ram", "1G", "--kv-tokens", "256", "--parallel", "2", "--parallelism", how];
+            let arguments = arguments.into_iter().chain(kept);
             CommandOutput::from(mpirun(&family, ranks, arguments).output().unwrap()).success().out
         };
         let alone = run(1, "auto");

@@ -3,12 +3,13 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::common::serving::{Answers, alone, answer, batcher, options, recipe, specs, stream_through};
+use crate::common::serving::{Answers, Spec, alone, answer, batcher, options, recipe, specs, stream_through};
 use crate::common::{Recipe, cpu, distance, engine, engine_on};
 use quadriga_cluster::{ClusterError, Communicator, InProcess, Limits, Operation, in_process};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
-use quadriga_llm::serving::{Batcher, BatcherOptions, Event, Request, RequestId};
+use quadriga_llm::sampling::SamplingOptions;
+use quadriga_llm::serving::{Batcher, BatcherOptions, CacheFile, Event, Request, RequestId};
 use quadriga_llm::{BatchToken, Engine, EngineOptions, Error, Model, Parallelism, Pooling};
 
 fn model() -> Model {
@@ -45,9 +46,11 @@ fn micro_batches_are_answered_as_by_one_rank_while_requests_come_and_go() {
     for seed in 500..506 {
         let specs = specs(&mut Rng::new(seed), 16, model.hyperparameters().vocabulary);
         let wanted = alone(&model, &specs, DType::F32);
-        for (pipeline, lookup, pages) in [(2, 0, 9), (2, 3, 40), (3, 2, 12), (4, 0, 40)] {
-            // Few pages, so that sequences are put back while steps of them are in flight.
-            let options = BatcherOptions { lookup, ..options(6, pages) };
+        for (pipeline, lookup, pages, cache_ram) in
+            [(2, 0, 9, 0), (2, 3, 40, 0), (3, 2, 12, 1 << 20), (2, 0, 9, 1 << 30), (4, 0, 40, 0)]
+        {
+            // Few pages, so that sequences are put back while steps of them are in flight, and prefixes go to host memory.
+            let options = BatcherOptions { lookup, cache_ram, ..options(6, pages) };
             on_ranks((1, pipeline), &model, &options, as_it_is, |batcher| {
                 drop(stream_through(batcher, seed, (&specs, &wanted), &mut |_| {}));
             });
@@ -197,6 +200,61 @@ fn every_request_fails_once_with_the_name_of_a_stage_that_has_ended() {
         failed.sort_unstable();
         assert_eq!(failed, ids);
     });
+}
+
+#[test]
+fn prefixes_are_kept_beyond_the_pages_of_all_ranks() {
+    let (model, tokens) = (model(), recipe("llama").tokens(900));
+    let spec = |tokens: &[u32]| Spec {
+        prompt: tokens.to_vec(),
+        sampling: SamplingOptions { temperature: 0.0, ..SamplingOptions::default() },
+        max_tokens: 20,
+        stops: Vec::new(),
+    };
+    let specs: Vec<Spec> = tokens.chunks(300).map(spec).collect();
+    let wanted = alone(&model, &specs, DType::F32);
+    let folder = tempfile::tempdir().unwrap();
+    for (number, grid) in [(2, 1), (1, 2), (2, 2)].into_iter().enumerate() {
+        let path = folder.path().join(number.to_string());
+        let file = || Some(CacheFile { path: path.clone(), bytes: 1 << 30 });
+        // From host memory; then from the file that the process before has left.
+        for (cache_ram, cache_file, cached) in
+            [(1 << 30, None, [0, 256]), (0, file(), [0, 256]), (0, file(), [256, 256])]
+        {
+            let options = BatcherOptions { cache_ram, cache_file, ..options(1, 7) };
+            on_ranks(grid, &model, &options, as_it_is, |mut batcher| {
+                for (round, cached) in cached.into_iter().enumerate() {
+                    for (spec, wanted) in specs.iter().zip(&wanted) {
+                        let found = answer(&mut batcher, spec);
+                        assert_eq!(found, (wanted.clone(), cached), "{grid:?}, round {round}, {cache_ram}");
+                    }
+                }
+                batcher.save_prefixes();
+            });
+        }
+    }
+}
+
+#[test]
+fn a_saved_prefix_fits_ranks_that_divide_the_model_alike() {
+    let (model, options) = (model(), options(2, 20));
+    let spec = &specs(&mut Rng::new(9), 1, 90)[0];
+    let spec = Spec { prompt: recipe("llama").tokens(200), ..spec.clone() };
+    let wanted = &alone(&model, std::slice::from_ref(&spec), DType::F32)[0];
+    let saved = on_ranks((1, 2), &model, &options, as_it_is, |mut batcher| {
+        assert_eq!(answer(&mut batcher, &spec).0, *wanted);
+        batcher.save_prefix(&spec.prompt).unwrap()
+    });
+    on_ranks((1, 2), &model, &options, as_it_is, |mut batcher| {
+        assert_eq!(batcher.restore_prefix(&saved).unwrap(), 192);
+        assert_eq!(answer(&mut batcher, &spec), (wanted.clone(), 192));
+    });
+    for grid in [(2, 1), (1, 3)] {
+        on_ranks(grid, &model, &options, as_it_is, |mut batcher| {
+            assert!(matches!(batcher.restore_prefix(&saved), Err(Error::SavedState { .. })));
+            assert_eq!(answer(&mut batcher, &spec).0, *wanted, "nothing was changed");
+        });
+    }
 }
 
 /// The log-probabilities of an answer, and of its prompt.

@@ -1,5 +1,6 @@
 //! A model that several ranks compute together: which part of it this rank has.
 
+mod cache_parts;
 mod commands;
 mod division;
 mod experts;
@@ -37,6 +38,8 @@ pub struct RankShare {
     /// Of the ranks that divide the layers of this rank's stage; the same where there is one stage.
     stage_ranks: Collectives,
     grid: Grid,
+    /// The speeds of all ranks, by which it was divided.
+    speeds: Vec<f64>,
     /// The layers of each stage.
     stages: Vec<Range<usize>>,
     /// What this rank has of each layer, where several divide them.
@@ -72,6 +75,8 @@ pub(crate) enum Cut {
 const ACTIVATIONS: u16 = 1;
 /// The tag of messages that say what the other ranks compute.
 const COMMAND: u16 = 7;
+/// The tag of parts of the KV cache.
+const CACHE: u16 = 8;
 
 impl RankShare {
     /// Divides a model among the ranks of a communicator, in proportion to their speeds; all of them call this with the same ones.
@@ -104,6 +109,7 @@ impl RankShare {
             world,
             stage_ranks,
             grid,
+            speeds: speeds.to_vec(),
             stages,
             division,
             hyper,
@@ -137,6 +143,12 @@ impl RankShare {
         CommandChannel::new(Arc::clone(self.communicator()), (self.grid.pipeline > 1).then_some(COMMAND))
     }
 
+    /// How all ranks divide a KV cache, in words; `None` where one has all of it.
+    pub(crate) fn layout(&self) -> Option<String> {
+        let (Grid { tensor, pipeline }, stages) = (self.grid, &self.stages);
+        (self.grid.ranks() > 1).then(|| format!("{tensor} {pipeline} {stages:?} {:?}", self.speeds))
+    }
+
     /// The hyperparameters of this rank's part.
     pub(crate) fn hyper(&self) -> &Hyperparameters {
         &self.hyper
@@ -152,7 +164,7 @@ impl RankShare {
     }
 
     /// The result of a step. Where one rank fails, none can go on: the others wait in the middle of the same step.
-    pub(crate) fn together(&self, result: Result<()>) -> Result<()> {
+    pub(crate) fn together<T>(&self, result: Result<T>) -> Result<T> {
         let Err(error) = &result else { return result };
         let communicator = self.communicator();
         if communicator.failure().is_none() {

@@ -138,9 +138,9 @@ impl Batcher {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Batcher> {
         let mut options = options.for_model(&model)?;
-        if model.ranks().is_some() && (options.cache_ram > 0 || options.cache_file.is_some()) {
-            let reason = "each has a part of the KV cache, which is not kept in host memory or a file (cache_ram, cache_file) yet; leave these options out";
-            return Err(Error::Ranks { reason: reason.to_owned() });
+        // The first rank keeps all parts of what is kept elsewhere.
+        if model.ranks().is_some_and(|ranks| !ranks.leads()) {
+            (options.cache_ram, options.cache_file) = (0, None);
         }
         let engine = PagedEngine::new(model, scheduler, options.engine.clone(), progress)?;
         options.engine = engine.options().clone();

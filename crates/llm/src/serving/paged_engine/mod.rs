@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use quadriga_graph::PAGE_SLOTS;
 use quadriga_runtime::{PendingRead, Plan, PlanKey, Progress, Scheduler, Session};
 
+use self::stages::StepAnswer;
 use self::step_inputs::StepInputs;
 use self::step_results::TopRows;
 pub(super) use self::step_sizes::bucket;
@@ -95,6 +96,10 @@ pub(super) struct PagedEngine {
     ahead: Option<StepInFlight>,
     /// On the first rank of a pipeline: the steps that later stages compute, oldest first.
     passed_on: VecDeque<StepInFlight>,
+    /// The results of those before them that had to be received early.
+    answered: VecDeque<Result<StepAnswer>>,
+    /// The bytes of a page on each rank; empty where there is one.
+    rank_page_bytes: Vec<usize>,
     /// Tells the other ranks, on the first of several.
     leader: Option<Leader>,
 }
@@ -156,6 +161,8 @@ impl PagedEngine {
             in_flight: None,
             ahead: None,
             passed_on: VecDeque::new(),
+            answered: VecDeque::new(),
+            rank_page_bytes: Vec::new(),
             leader: None,
             model,
             options,
@@ -170,7 +177,7 @@ impl PagedEngine {
         if let Some(ranks) = engine.ranks().cloned() {
             ranks.claim()?;
             // All have loaded their weights before the first computes.
-            ranks.communicator().barrier()?;
+            engine.rank_page_bytes = ranks.gather(engine.own_page_bytes())?;
             engine.leader = ranks.leads().then(|| Leader::new(&ranks));
         }
         Ok(engine)

@@ -11,13 +11,30 @@ use crate::{Error, RankShare, Result};
 /// What every rank does.
 #[derive(Clone, PartialEq, Debug)]
 enum StepCommand {
-    Step { tokens: Vec<StepToken>, sequences: Vec<Vec<PageId>>, wanted: Wanted },
-    Copy { from: PageId, to: PageId },
+    Step {
+        tokens: Vec<StepToken>,
+        sequences: Vec<Vec<PageId>>,
+        wanted: Wanted,
+    },
+    Copy {
+        from: PageId,
+        to: PageId,
+    },
+    /// Sends this rank's part of a page to the first.
+    Read {
+        page: PageId,
+    },
+    /// Receives this rank's part of a page.
+    Write {
+        page: PageId,
+    },
     End,
 }
 
 const STEP: u8 = 10;
 const COPY: u8 = 11;
+const READ: u8 = 12;
+const WRITE: u8 = 13;
 
 /// Flags of a token.
 const OUTPUT: u32 = 1;
@@ -49,6 +66,8 @@ impl StepCommand {
                 }
             }
             StepCommand::Copy { from, to } => words(COPY, &[*from, *to]),
+            StepCommand::Read { page } => words(READ, &[*page]),
+            StepCommand::Write { page } => words(WRITE, &[*page]),
             StepCommand::End => words(END, &[]),
         }
         message
@@ -61,6 +80,8 @@ impl StepCommand {
         let command = match *kind {
             END => StepCommand::End,
             COPY => StepCommand::Copy { from: words.next()?, to: words.next()? },
+            READ => StepCommand::Read { page: words.next()? },
+            WRITE => StepCommand::Write { page: words.next()? },
             STEP => {
                 let wanted = if words.next()? == 1 { Wanted::Argmax } else { Wanted::Logits };
                 let [token_count, sequence_count] = [words.next()?, words.next()?];
@@ -118,14 +139,18 @@ impl PagedEngine {
         self.leader.as_ref().map_or(Ok(()), |leader| leader.send(copy.encode()))
     }
 
-    /// An error where each rank has a part of a page.
-    pub(super) fn refuse_ranks(&self) -> Result<()> {
-        let reason = "each rank has a part of the KV cache, which is not saved yet";
-        self.ranks().map_or(Ok(()), |_| Err(Error::Ranks { reason: reason.to_owned() }))
+    /// Tells the other ranks that a page is read, if there are any: each sends its part.
+    pub(super) fn tell_read(&self, page: PageId) -> Result<()> {
+        self.leader.as_ref().map_or(Ok(()), |leader| leader.send(StepCommand::Read { page }.encode()))
+    }
+
+    /// Tells the other ranks that a page is written, if there are any: each gets its part.
+    pub(super) fn tell_write(&self, page: PageId) -> Result<()> {
+        self.leader.as_ref().map_or(Ok(()), |leader| leader.send(StepCommand::Write { page }.encode()))
     }
 
     /// The result of a step.
-    pub(super) fn together(&self, result: Result<()>) -> Result<()> {
+    pub(super) fn together<T>(&self, result: Result<T>) -> Result<T> {
         match self.ranks() {
             None => result,
             Some(ranks) => ranks.together(result),
@@ -147,6 +172,8 @@ impl PagedEngine {
                     self.start(&tokens, &sequences, wanted)?;
                 }
                 StepCommand::Copy { from, to } => self.copy_page(from, to)?,
+                StepCommand::Read { page } => drop(self.read_page(page)?),
+                StepCommand::Write { page } => self.write_page(page, &[])?,
                 StepCommand::End => return Ok(()),
             }
         }
@@ -175,6 +202,8 @@ mod tests {
             },
             StepCommand::Step { tokens: Vec::new(), sequences: Vec::new(), wanted: Wanted::Argmax },
             StepCommand::Copy { from: 3, to: 4 },
+            StepCommand::Read { page: 7 },
+            StepCommand::Write { page: 8 },
             StepCommand::End,
         ];
         for command in commands {
