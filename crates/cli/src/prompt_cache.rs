@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use quadriga_llm::Generator;
 
 use crate::atomic_file::AtomicFile;
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
 use crate::ranks;
 
 /// Options of the prompt cache.
@@ -29,13 +29,9 @@ const PROMPT: &str = "Generation options";
 impl PromptCacheOptions {
     /// An error if the file cannot be written after the answer: found out before the model is loaded.
     pub(crate) fn check(&self) -> Outcome {
-        if self.prompt_cache.is_some() && ranks::are_several() {
-            return Err(Failure::Usage(
-                "--prompt-cache does not work on several ranks, which have parts of the KV cache: leave it out, or start one process"
-                    .to_owned(),
-            ));
-        }
-        let Some(path) = self.prompt_cache.as_ref().filter(|_| !self.prompt_cache_ro) else { return Ok(()) };
+        // The first rank reads and writes the parts of all.
+        let written = self.prompt_cache.as_ref().filter(|_| !self.prompt_cache_ro && !ranks::follows());
+        let Some(path) = written else { return Ok(()) };
         match std::fs::metadata(path) {
             // What is no file is an error when it is loaded.
             Ok(metadata) if !metadata.is_file() => Ok(()),

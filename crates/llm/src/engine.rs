@@ -7,6 +7,7 @@ mod moves;
 mod neuron_slots;
 mod neurons;
 mod options;
+mod rank_state;
 mod recurrent;
 mod results;
 mod run_ahead;
@@ -232,6 +233,8 @@ impl Engine {
                 RankCommand::Truncate { sequence, len } => {
                     self.truncate(sequence, len);
                 }
+                RankCommand::Save { sequence } => self.send_state(sequence)?,
+                RankCommand::Load { sequence } => self.receive_state(sequence)?,
                 RankCommand::End => return Ok(()),
             }
         }
@@ -240,16 +243,6 @@ impl Engine {
     /// Tells the other ranks, if there are any.
     fn tell(&self, command: impl FnOnce() -> RankCommand) -> Result<()> {
         self.leader.as_ref().map_or(Ok(()), |leader| leader.tell(&command()))
-    }
-
-    /// An error where ranks have parts of the KV cache.
-    fn refuse_ranks(&self) -> Result<()> {
-        match self.model.ranks() {
-            None => Ok(()),
-            Some(_) => Err(Error::Ranks {
-                reason: "each rank has a part of the KV cache, which is not saved yet".to_owned(),
-            }),
-        }
     }
 
     /// Whether results are read on another rank.

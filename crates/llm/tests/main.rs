@@ -35,6 +35,7 @@ mod run_ahead;
 mod sampling;
 mod sampling_steps;
 mod saved_state;
+mod saved_state_of_ranks;
 mod serving;
 mod serving_embeddings;
 mod serving_experts;

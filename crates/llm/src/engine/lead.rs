@@ -11,7 +11,18 @@ use crate::{RankShare, Result};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum RankCommand {
     Extend(Vec<BatchToken>),
-    Truncate { sequence: usize, len: usize },
+    Truncate {
+        sequence: usize,
+        len: usize,
+    },
+    /// Sends this rank's part of a sequence's KV cache to the first.
+    Save {
+        sequence: usize,
+    },
+    /// Receives this rank's part of a sequence's KV cache.
+    Load {
+        sequence: usize,
+    },
     End,
 }
 
@@ -19,6 +30,8 @@ const EXTEND: u8 = 1;
 const TRUNCATE: u8 = 2;
 /// The message of an engine that ends.
 pub(crate) const END: u8 = 3;
+const SAVE: u8 = 4;
+const LOAD: u8 = 5;
 
 impl RankCommand {
     fn encode(&self) -> Vec<u8> {
@@ -36,6 +49,10 @@ impl RankCommand {
                 bytes.push(TRUNCATE);
                 bytes.extend((*sequence as u64).to_le_bytes());
                 bytes.extend((*len as u64).to_le_bytes());
+            }
+            RankCommand::Save { sequence } | RankCommand::Load { sequence } => {
+                bytes.push(if matches!(self, RankCommand::Save { .. }) { SAVE } else { LOAD });
+                bytes.extend((*sequence as u64).to_le_bytes());
             }
             RankCommand::End => bytes.push(END),
         }
@@ -56,6 +73,8 @@ impl RankCommand {
                 RankCommand::Extend(rest.chunks(9).map(token).collect::<Option<_>>()?)
             }
             TRUNCATE => RankCommand::Truncate { sequence: word(rest.get(..8)?)?, len: word(rest.get(8..)?)? },
+            SAVE => RankCommand::Save { sequence: word(rest)? },
+            LOAD => RankCommand::Load { sequence: word(rest)? },
             END => RankCommand::End,
             _ => return None,
         })
@@ -112,6 +131,8 @@ mod tests {
             RankCommand::Extend((0..500).map(token).collect()),
             RankCommand::Extend(Vec::new()),
             RankCommand::Truncate { sequence: 2, len: 1 << 40 },
+            RankCommand::Save { sequence: 3 },
+            RankCommand::Load { sequence: 1 },
             RankCommand::End,
         ];
         for command in commands {

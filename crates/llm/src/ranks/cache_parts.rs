@@ -5,7 +5,31 @@ use quadriga_cluster::Operation;
 use super::{CACHE, RankShare};
 use crate::Result;
 
+/// The most bytes of a message: MPI counts with 32 bits.
+const LONGEST: usize = 1 << 26;
+
 impl RankShare {
+    /// Sends bytes whose number only this rank knows.
+    pub(crate) fn send_saved(&self, bytes: &[u8], to: usize) -> Result<()> {
+        let length = (bytes.len() as u64).to_le_bytes();
+        let messages = std::iter::once(&length[..]).chain(bytes.chunks(LONGEST));
+        for bytes in messages {
+            self.communicator().run(Operation::Send { bytes, to, tag: CACHE })?;
+        }
+        Ok(())
+    }
+
+    /// Receives what another rank [sends](RankShare::send_saved).
+    pub(crate) fn receive_saved(&self, from: usize) -> Result<Vec<u8>> {
+        let mut length = [0; 8];
+        self.communicator().run(Operation::Receive { bytes: &mut length, from, tag: CACHE })?;
+        let mut whole = vec![0; u64::from_le_bytes(length) as usize];
+        for bytes in whole.chunks_mut(LONGEST) {
+            self.communicator().run(Operation::Receive { bytes, from, tag: CACHE })?;
+        }
+        Ok(whole)
+    }
+
     /// A number of every rank: all of them call this.
     pub(crate) fn gather(&self, own: usize) -> Result<Vec<usize>> {
         let ranks = self.communicator();
