@@ -137,6 +137,7 @@ impl Command {
             Command::Eval(arguments) => (true, arguments.model.rank_timeout),
             Command::Serve(arguments) => (true, arguments.model.rank_timeout),
             Command::Batch(arguments) => (true, arguments.model.rank_timeout),
+            Command::Embed(arguments) => (true, arguments.model.rank_timeout),
             _ => (false, None),
         }
     }

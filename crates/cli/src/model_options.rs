@@ -639,7 +639,13 @@ impl Prepared {
 
     /// Loads the weights into an embedder. Returns it with the seconds since the start of [`ModelOptions::prepare`].
     pub(crate) fn embedder(&self, options: EmbedderOptions) -> Outcome<(Embedder, f64)> {
-        self.load(|progress| Embedder::new(self.model.clone(), &self.placed.scheduler, options, progress))
+        let load = || {
+            self.load(|progress| Embedder::new(self.model.clone(), &self.placed.scheduler, options, progress))
+        };
+        if ranks::follows() {
+            return Err(ranks::follow(|| Ok(load()?.0.follow_ranks()?)));
+        }
+        load()
     }
 
     /// Removes the progress bar of a prefill that was cancelled or failed.

@@ -6,6 +6,7 @@ use quadriga_llm::Generator;
 
 use crate::atomic_file::AtomicFile;
 use crate::failure::Outcome;
+use crate::ranks;
 
 /// Options of the prompt cache.
 #[derive(clap::Args)]
@@ -28,7 +29,9 @@ const PROMPT: &str = "Generation options";
 impl PromptCacheOptions {
     /// An error if the file cannot be written after the answer: found out before the model is loaded.
     pub(crate) fn check(&self) -> Outcome {
-        let Some(path) = self.prompt_cache.as_ref().filter(|_| !self.prompt_cache_ro) else { return Ok(()) };
+        // The first rank reads and writes the parts of all.
+        let written = self.prompt_cache.as_ref().filter(|_| !self.prompt_cache_ro && !ranks::follows());
+        let Some(path) = written else { return Ok(()) };
         match std::fs::metadata(path) {
             // What is no file is an error when it is loaded.
             Ok(metadata) if !metadata.is_file() => Ok(()),

@@ -29,7 +29,7 @@ pub(crate) fn start(able: bool, silence_seconds: Option<u64>) -> Outcome {
     }
     if !able {
         return Err(Failure::Usage(
-            "this command does not run on several ranks yet; start it without mpirun (run, chat, serve, batch, bench and eval do)".into(),
+            "this command does not run on several ranks yet; start it without mpirun (run, chat, serve, batch, embed, bench and eval do)".into(),
         ));
     }
     let mut options = MpiOptions::from_env();
@@ -78,6 +78,18 @@ pub(crate) fn divide(
         note!("quadriga: {} ranks through {through}; rank 0 has {}", mpi.size(), share.describe());
     }
     Ok(model)
+}
+
+/// Numbers that only the first rank knows: the others get its own. Nothing happens where there is one rank.
+pub(crate) fn from_first(numbers: &mut [usize]) -> Outcome {
+    let Some(mpi) = RANKS.get() else { return Ok(()) };
+    let mut bytes: Vec<u8> = numbers.iter().flat_map(|number| (*number as u64).to_le_bytes()).collect();
+    mpi.broadcast(&mut bytes, 0).map_err(|error| Failure::Message(error.to_string()))?;
+    let (words, _) = bytes.as_chunks::<8>();
+    for (number, word) in numbers.iter_mut().zip(words) {
+        *number = usize::try_from(u64::from_le_bytes(*word)).unwrap_or(usize::MAX);
+    }
+    Ok(())
 }
 
 /// Two numbers of every rank.

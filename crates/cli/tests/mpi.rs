@@ -141,9 +141,29 @@ fn what_ranks_cannot_do_is_said_once_with_the_numbers() {
         let lines: Vec<&str> = output.err.lines().filter(|line| line.contains("quadriga: several")).collect();
         assert_eq!(lines.len(), 1, "{output:?}");
         assert!(lines[0].contains("3 KV heads") && lines[0].contains("for 4 ranks"), "{output:?}");
-        let served = CommandOutput::from(mpirun(&family, 2, ["embed", "hello"]).output().unwrap());
-        assert_ne!(served.code, Some(0), "{served:?}");
-        assert!(served.err.contains("does not run on several ranks yet"), "{served:?}");
+        let refused = CommandOutput::from(mpirun(&family, 2, ["perplexity", "-f", "text"]).output().unwrap());
+        assert_ne!(refused.code, Some(0), "{refused:?}");
+        assert!(refused.err.contains("does not run on several ranks yet"), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_prompt_cache_has_the_parts_of_all_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    for family in families() {
+        for how in ["tensor", "pipeline"] {
+            let name = format!("{}-{how}", family.file_name().unwrap().to_str().unwrap());
+            let file = folder.path().join(name);
+            let cached = ["8", "--parallelism", how, "--prompt-cache", file.to_str().unwrap()];
+            let run = || {
+                let mut command = mpirun(&family, 2, QUESTION.into_iter().chain(cached));
+                CommandOutput::from(command.output().unwrap()).success()
+            };
+            let (first, second) = (run(), run());
+            assert_eq!(first.out, second.out);
+            assert!(!first.err.contains("from the prompt cache"), "{first:?}");
+            assert!(second.err.contains("from the prompt cache"), "{second:?}");
+        }
     }
 }
 
@@ -229,19 +249,55 @@ fn a_server_on_ranks_answers_many_at_once_and_ends_when_it_is_told_to() {
 }
 
 #[test]
+fn ranks_embed_texts_as_one_process_does() {
+    let arguments = ["embed", "-q", "A cat eats fish.", "Stocks fell.", "a"];
+    for family in families() {
+        let vectors = |mut command: Command| -> Vec<f64> {
+            let output = CommandOutput::from(command.stdin(Stdio::null()).output().unwrap()).success();
+            let answer: serde_json::Value = serde_json::from_str(output.out.trim()).unwrap();
+            let (mut numbers, mut rest) = (Vec::new(), vec![&answer]);
+            while let Some(value) = rest.pop() {
+                match value {
+                    serde_json::Value::Number(number) => numbers.push(number.as_f64().unwrap()),
+                    serde_json::Value::Array(values) => rest.extend(values),
+                    serde_json::Value::Object(fields) => rest.extend(fields.values()),
+                    _ => {}
+                }
+            }
+            numbers
+        };
+        let wanted = vectors(quadriga(arguments.into_iter().chain(["-t", "1"])));
+        assert!(wanted.len() > 3 * 576, "{}", wanted.len());
+        for (ranks, how, most) in [(2, "pipeline", 1e-6), (2, "tensor", 1e-2)] {
+            let arguments = arguments.into_iter().chain(["--parallelism", how]);
+            let found = vectors(mpirun(&family, ranks, arguments));
+            assert_eq!(found.len(), wanted.len());
+            let off = found.iter().zip(&wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(off <= most, "{ranks} ranks, {how}: {off}");
+        }
+    }
+}
+
+#[test]
 fn a_server_whose_rank_hangs_or_dies_answers_503_and_ends_with_a_code_to_start_it_again() {
     for family in families() {
-        for signal in ["-STOP", "-KILL"] {
-            let served = Served::start(&family, &[]);
+        for (signal, how) in
+            [("-STOP", "tensor"), ("-KILL", "tensor"), ("-STOP", "pipeline"), ("-KILL", "pipeline")]
+        {
+            let served = Served::start(&family, &["--parallelism", how]);
+            // On a pipeline, both are in flight.
+            let other = served.ask("The capital of France is", 3500);
             let answer = served.ask("Once upon a time", 3500);
             let ranks = ranks_below(served.child.id());
             assert_eq!(ranks.len(), 2, "the processes of both ranks");
             send_signal(signal, ranks[1]);
             // Launchers may end all ranks themselves when one is killed: then there is nobody left to answer.
-            let (text, (code, rest)) = (whole(answer), served.end());
-            assert!(code.is_some_and(|code| code != 0), "{signal}: {code:?} {rest}");
+            let (text, other, (code, rest)) = (whole(answer), whole(other), served.end());
+            assert!(code.is_some_and(|code| code != 0), "{signal}, {how}: {code:?} {rest}");
             if signal == "-STOP" {
-                assert!(text.starts_with("HTTP/1.1 503") && text.contains("rank 1 on "), "{text} {rest}");
+                for text in [text, other] {
+                    assert!(text.starts_with("HTTP/1.1 503") && text.contains("rank 1 on "), "{text} {rest}");
+                }
                 assert_eq!(code, Some(75), "{rest}");
                 assert!(rest.contains("rank 1 on ") && rest.contains("is lost"), "{rest}");
             }
@@ -259,8 +315,10 @@ fn a_batch_on_ranks_writes_what_one_process_writes() {
     let model = fixture.model.to_str().unwrap();
     for family in families() {
         let run = |ranks: usize, how: &str| {
-            let arguments =
-                ["batch", input.to_str().unwrap(), "-m", model, "-q", "--temp", "0", "--parallelism", how];
+            let arguments = ["batch", input.to_str().unwrap(), "-m", model, "-q", "--temp", "0"];
+            // Few pages, so that prefixes go to the host memory of the first rank.
+            let kept = ["--cache-ram", "1G", "--kv-tokens", "256", "--parallel", "2", "--parallelism", how];
+            let arguments = arguments.into_iter().chain(kept);
             CommandOutput::from(mpirun(&family, ranks, arguments).output().unwrap()).success().out
         };
         let alone = run(1, "auto");

@@ -47,7 +47,8 @@ pub enum Operation<'a> {
         /// The rank that has the bytes.
         root: usize,
     },
-    /// Sends bytes to a rank that receives as many with the same tag.
+    /// Sends bytes to a rank that receives as many with the same tag. They are copied: a send does not wait for its receiver, which
+    /// may be computing something else.
     Send {
         /// The bytes.
         bytes: &'a [u8],

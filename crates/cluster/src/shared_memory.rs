@@ -4,11 +4,14 @@
 //! all have published it, and reads the others' slots. A rank that publishes round `k + 1` has read those of round `k`; so when
 //! all have, the slots of round `k` may be written again in round `k + 2`, and no second barrier is needed.
 
+mod messages;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use memmap2::MmapRaw;
 
+pub(crate) use self::messages::Outbox;
 use crate::error::ClusterError;
 use crate::operation::{Operation, Reduction};
 use crate::reduce::combine;
@@ -47,22 +50,22 @@ pub(crate) struct Segment {
 }
 
 // SAFETY: the memory is mapped as long as the segment lives. Words are atomic; everything else is written by one rank while no
-// other reads it, as the module's protocol says, and by one thread of a rank at a time, since `Cursor` is borrowed mutably.
+// other reads it, as the module's protocol says, and by one thread of a rank at a time, since `Cursor` or `Outbox` is borrowed
+// mutably.
 unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
 
-/// How far this rank is: rounds of collectives, and parts of messages to and from each rank.
+/// How far this rank is: rounds of collectives, and parts of messages from each rank. Those to each rank are in the [`Outbox`].
 #[derive(Debug)]
 pub(crate) struct Cursor {
     rounds: u64,
-    sent: [u64; MAX_RANKS],
     received: [u64; MAX_RANKS],
 }
 
 impl Cursor {
     pub(crate) fn new() -> Cursor {
-        Cursor { rounds: 0, sent: [0; MAX_RANKS], received: [0; MAX_RANKS] }
+        Cursor { rounds: 0, received: [0; MAX_RANKS] }
     }
 }
 
@@ -178,7 +181,8 @@ impl Segment {
                 self.all_gather(part, lengths, whole, cursor, patience)
             }
             Operation::Broadcast { bytes, root } => self.broadcast(bytes, root, cursor, patience),
-            Operation::Send { bytes, to, tag } => self.send(bytes, to, tag, cursor, patience),
+            // Nobody waits for a message to be received: `Segment::send` is all of it.
+            Operation::Send { .. } => Ok(()),
             Operation::Receive { bytes, from, tag } => self.receive(bytes, from, tag, cursor, patience),
         }
     }
@@ -292,76 +296,6 @@ impl Segment {
             }
         }
         Ok(())
-    }
-
-    fn send(
-        &self,
-        bytes: &[u8],
-        to: usize,
-        tag: u16,
-        cursor: &mut Cursor,
-        patience: &Patience<'_>,
-    ) -> Result<(), ClusterError> {
-        let Some(sent) = cursor.sent.get_mut(to) else { return Err(ClusterError::Ended) };
-        let (mailbox, mut rest) = (self.mailbox(self.rank, to), bytes);
-        loop {
-            let read = self.word(mailbox + 64);
-            self.wait("send", patience, &[to], || *sent - read.load(Ordering::Acquire) < LETTERS as u64)?;
-            let (here, after) = rest.split_at(rest.len().min(LETTER));
-            let letter = self.letter(self.rank, to, *sent);
-            self.word(letter).store(u64::from(tag), Ordering::Relaxed);
-            self.word(letter + 8).store(bytes.len() as u64, Ordering::Relaxed);
-            // SAFETY: the part is inside the segment. The receiver has read what was there, since it counted it, and reads
-            // this only after it is counted below.
-            unsafe {
-                let to = self.base.add(letter + ENVELOPE);
-                std::ptr::copy_nonoverlapping(here.as_ptr(), to, here.len());
-            }
-            *sent += 1;
-            self.word(mailbox).store(*sent, Ordering::Release);
-            rest = after;
-            if rest.is_empty() {
-                return Ok(());
-            }
-        }
-    }
-
-    fn receive(
-        &self,
-        bytes: &mut [u8],
-        from: usize,
-        tag: u16,
-        cursor: &mut Cursor,
-        patience: &Patience<'_>,
-    ) -> Result<(), ClusterError> {
-        let Some(received) = cursor.received.get_mut(from) else { return Err(ClusterError::Ended) };
-        let (mailbox, length) = (self.mailbox(from, self.rank), bytes.len());
-        let mut rest = bytes;
-        loop {
-            let written = self.word(mailbox);
-            self.wait("receive", patience, &[from], || written.load(Ordering::Acquire) > *received)?;
-            let letter = self.letter(from, self.rank, *received);
-            let [sent_tag, sent_length] = [0, 8].map(|word| self.word(letter + word).load(Ordering::Relaxed));
-            if (sent_tag, sent_length) != (u64::from(tag), length as u64) {
-                return Err(ClusterError::Disagreement(format!(
-                    "rank {from} sends {sent_length} bytes with tag {sent_tag}, rank {} receives {length} with tag {tag}",
-                    self.rank
-                )));
-            }
-            let (here, after) = rest.split_at_mut(rest.len().min(LETTER));
-            // SAFETY: the part is inside the segment and complete, since it was counted, and is not written again until it
-            // is counted as read below.
-            unsafe {
-                let part = self.base.add(letter + ENVELOPE);
-                std::ptr::copy_nonoverlapping(part, here.as_mut_ptr(), here.len());
-            }
-            *received += 1;
-            self.word(mailbox + 64).store(*received, Ordering::Release);
-            rest = after;
-            if rest.is_empty() {
-                return Ok(());
-            }
-        }
     }
 
     /// Copies values from `at` on to this rank's slot of a round, and publishes the round.

@@ -26,6 +26,13 @@ fn random_operations_have_the_results_of_a_sequential_program() {
 }
 
 #[test]
+fn sends_do_not_wait_for_their_receivers() {
+    for size in 1..=4 {
+        on_ranks(in_process(size, Limits::default()), |ranks| common::crossed_messages(&ranks));
+    }
+}
+
+#[test]
 fn groups_have_operations_of_their_own() {
     for size in 1..=5 {
         on_ranks(in_process(size, Limits::default()), |ranks| common::groups(&ranks, 11));

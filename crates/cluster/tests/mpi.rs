@@ -222,6 +222,7 @@ fn rank() {
         for seed in 0..3 {
             common::random_operations(&mpi, seed, 40);
         }
+        common::crossed_messages(&mpi);
         common::groups(&mpi, 7);
         let text = format!("{} ranks, shared memory: {}", mpi.size(), mpi.uses_shared_memory());
         mpi.finish().unwrap();

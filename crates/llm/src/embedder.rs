@@ -113,6 +113,19 @@ impl Embedder {
         Ok(Embedder { model, runner, pooling, normalize: options.normalize, context })
     }
 
+    /// Computes what the first rank's embedder computes, until that is dropped: for every other rank of several.
+    ///
+    /// # Errors
+    /// The model is not divided, or ranks could not compute or exchange data.
+    pub fn follow_ranks(&mut self) -> Result<()> {
+        match &mut self.runner {
+            Runner::Decoder(engine) => engine.follow(),
+            Runner::Encoder(_) => {
+                Err(Error::Encoder { architecture: self.model.hyperparameters().architecture })
+            }
+        }
+    }
+
     /// The model.
     pub fn model(&self) -> &Model {
         &self.model

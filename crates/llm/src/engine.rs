@@ -7,10 +7,12 @@ mod moves;
 mod neuron_slots;
 mod neurons;
 mod options;
+mod rank_state;
 mod recurrent;
 mod results;
 mod run_ahead;
 mod sequences;
+mod stages;
 mod state;
 mod windows;
 
@@ -20,7 +22,7 @@ use quadriga_runtime::{Detail, ObservedRun, Observer, Plan, PlanKey, Progress, S
 
 pub use self::expert_cache::ExpertCacheUse;
 pub(crate) use self::experts::{BatchRow, ExpertSlots, slot_bytes};
-pub(crate) use self::lead::{END, Leader, next_message, unreadable};
+pub(crate) use self::lead::{END, Leader};
 use self::lead::{RankCommand, next_command};
 pub(crate) use self::moves::row_copies;
 pub use self::neuron_slots::NeuronSlotUse;
@@ -35,6 +37,8 @@ pub(crate) use self::results::{resize, row_of};
 use self::run_ahead::Decode;
 pub(crate) use self::run_ahead::has_logits_on_host;
 use self::sequences::Sequences;
+use self::stages::Unanswered;
+pub(crate) use self::stages::pipelined_batch;
 use self::windows::Windows;
 use crate::models::GraphShape;
 use crate::{Error, Model, Result};
@@ -211,7 +215,7 @@ impl Engine {
             ranks.claim()?;
             // All have loaded their weights before the first computes.
             ranks.communicator().barrier()?;
-            engine.leader = ranks.leads().then(|| Leader::new(ranks.communicator(), ranks.take_followers()));
+            engine.leader = ranks.leads().then(|| Leader::new(ranks));
         }
         Ok(engine)
     }
@@ -224,12 +228,15 @@ impl Engine {
         let Some(ranks) = self.model.ranks().filter(|ranks| !ranks.leads()).cloned() else {
             return Err(Error::Ranks { reason: "only ranks after the first follow".to_owned() });
         };
+        let commands = ranks.commands();
         loop {
-            match next_command(&**ranks.communicator())? {
+            match next_command(&commands)? {
                 RankCommand::Extend(tokens) => self.extend(&tokens)?,
                 RankCommand::Truncate { sequence, len } => {
                     self.truncate(sequence, len);
                 }
+                RankCommand::Save { sequence } => self.send_state(sequence)?,
+                RankCommand::Load { sequence } => self.receive_state(sequence)?,
                 RankCommand::End => return Ok(()),
             }
         }
@@ -238,16 +245,6 @@ impl Engine {
     /// Tells the other ranks, if there are any.
     fn tell(&self, command: impl FnOnce() -> RankCommand) -> Result<()> {
         self.leader.as_ref().map_or(Ok(()), |leader| leader.tell(&command()))
-    }
-
-    /// An error where ranks have parts of the KV cache.
-    fn refuse_ranks(&self) -> Result<()> {
-        match self.model.ranks() {
-            None => Ok(()),
-            Some(_) => Err(Error::Ranks {
-                reason: "each rank has a part of the KV cache, which is not saved yet".to_owned(),
-            }),
-        }
     }
 
     /// Whether results are read on another rank.
@@ -435,7 +432,7 @@ impl Engine {
         let width = if self.options.hidden { self.model.hyperparameters().width } else { 0 };
         resize(&mut self.logits, outputs, vocabulary)?;
         resize(&mut self.hidden, outputs, width)?;
-        let mut done = 0;
+        let (mut done, mut unanswered) = (0, Unanswered::default());
         for batch in self.batches(tokens) {
             self.wait()?;
             self.make_room(batch)?;
@@ -443,6 +440,10 @@ impl Engine {
             let rows = shape.rows;
             if self.follows() {
                 self.session.wait()?;
+                self.report_done(rows)?;
+                continue;
+            }
+            if self.pass_on(rows, &mut unanswered)? {
                 continue;
             }
             if self.options.greedy {
@@ -462,13 +463,14 @@ impl Engine {
             }
             done += rows;
         }
-        Ok(())
+        self.receive_batches(&mut unanswered)
     }
 
     /// The batches in which tokens are computed: with recurrent layers, those of one sequence each.
     fn batches<'t>(&self, tokens: &'t [BatchToken]) -> Vec<&'t [BatchToken]> {
         let together = |a: &BatchToken, b: &BatchToken| self.recurrent.is_none() || a.sequence == b.sequence;
-        tokens.chunk_by(together).flat_map(|run| run.chunks(self.options.batch)).collect()
+        let most = pipelined_batch(tokens.len(), self.stages(), self.options.batch);
+        tokens.chunk_by(together).flat_map(|run| run.chunks(most)).collect()
     }
 
     /// An error unless every token exists and fits its sequence.

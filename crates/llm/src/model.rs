@@ -118,14 +118,17 @@ impl Model {
 
     /// A hash by which a model is recognised: of its hyperparameters, the names, types and shapes of all tensors, and
     /// samples of each: 64 bytes at 66 places from its beginning to its end. Fine-tunes of a model differ in it; a change
-    /// of only a few weights between those places is not noticed.
+    /// of only a few weights between those places is not noticed. Models that ranks divide in another way differ, too: so do their
+    /// KV caches.
     pub fn identity(&self) -> [u8; 32] {
         let own = self.file_identity();
-        if self.adapters.is_empty() {
+        let layout = self.ranks().and_then(|ranks| ranks.layout());
+        if self.adapters.is_empty() && layout.is_none() {
             return own;
         }
         let mut hash = Sha256::new();
         hash.update(own);
+        hash.update(layout.unwrap_or_default());
         for adapter in self.adapters.iter() {
             for (name, pair) in adapter.pairs() {
                 hash.update(format!("{name:?} {} ", adapter.factor(pair)));

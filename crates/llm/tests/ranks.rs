@@ -20,12 +20,12 @@ use quadriga_sim::{FaultPoint, Sim};
 /// The tolerance for sums in another order, in standard deviations of the logits.
 const SAME: f64 = 1e-4;
 
-fn f32_options() -> EngineOptions {
+pub(crate) fn f32_options() -> EngineOptions {
     EngineOptions { cache_keys: DType::F32, cache_values: DType::F32, ..EngineOptions::default() }
 }
 
 /// Runs a function with the engine of the first of several ranks, which the others follow.
-fn on_ranks<T: Send>(
+pub(crate) fn on_ranks<T: Send>(
     model: &Model,
     size: usize,
     parallelism: Parallelism,

@@ -16,14 +16,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use self::library::{Interface, load};
-use self::progress::{Command, Division, Link, Progress};
+use self::progress::{Command, Division, Link, Mail, Progress};
 use self::request::{Done, RawOperation};
 use self::setup::{Facts, set_up};
 use crate::communicator::{Communicator, Limits};
 use crate::error::ClusterError;
 use crate::launcher::launched;
 use crate::operation::Operation;
-use crate::shared_memory::{Cursor, Patience};
+use crate::shared_memory::{Cursor, Outbox, Patience};
 use crate::watch::lock;
 
 /// How to start MPI.
@@ -68,6 +68,8 @@ pub struct Mpi {
     limits: Limits,
     /// Held while an operation runs, with how far this rank is in shared memory.
     order: Mutex<Cursor>,
+    /// Messages that wait for room in shared memory; the communication thread delivers them.
+    outbox: Arc<Mutex<Outbox>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -128,8 +130,8 @@ impl Mpi {
             return Err(ClusterError::OtherLauncher { launched, library: path, ranks });
         }
         let order = Mutex::new(Cursor::new());
-        let (world_rank, thread) = (facts.rank, Mutex::new(Some(thread)));
-        Ok(Mpi { facts, world_rank, shared_memory, link, limits, order, thread })
+        let (world_rank, outbox, thread) = (facts.rank, Arc::default(), Mutex::new(Some(thread)));
+        Ok(Mpi { facts, world_rank, shared_memory, link, limits, order, outbox, thread })
     }
 
     /// The library's path or name.
@@ -169,6 +171,23 @@ impl Mpi {
         let done = Arc::new(Done::default());
         self.link.push(Command::Abort(code, Arc::clone(&done)));
         drop(done.wait());
+    }
+
+    /// Sends a message, and does not wait for its receiver.
+    fn send(&self, operation: Operation<'_>) -> Result<(), ClusterError> {
+        match (&self.facts.segment, operation) {
+            (Some(segment), Operation::Send { bytes, to, tag }) => {
+                if !segment.send(bytes, to, tag, &mut lock(&self.outbox))? {
+                    let mail = Mail { segment: Arc::clone(segment), outbox: Arc::clone(&self.outbox) };
+                    self.link.push(Command::Deliver(mail));
+                }
+            }
+            (_, operation) => {
+                let raw = RawOperation::new(operation)?;
+                self.link.push(Command::Run(raw, self.facts.communicator, Arc::default()));
+            }
+        }
+        Ok(())
     }
 
     fn remember(&self, result: Result<(), ClusterError>) -> Result<(), ClusterError> {
@@ -211,6 +230,11 @@ impl Communicator for Mpi {
         if self.size() == 1 {
             work();
             operation.alone();
+            return Ok(());
+        }
+        if matches!(operation, Operation::Send { .. }) {
+            self.send(operation)?;
+            work();
             return Ok(());
         }
         match &self.facts.segment {
@@ -273,6 +297,7 @@ impl Communicator for Mpi {
             link: Arc::clone(&self.link),
             limits: self.limits,
             order: Mutex::new(Cursor::new()),
+            outbox: Arc::default(),
             thread: Mutex::new(None),
         }))
     }

@@ -12,16 +12,28 @@ use super::setup::{Facts, Started, constant};
 use crate::communicator::Limits;
 use crate::error::ClusterError;
 use crate::operation::Reduction;
+use crate::shared_memory::{Outbox, Segment};
 use crate::watch::{Failure, Watch, lock};
 
-/// What the communication thread is told to do. Each command is answered.
+/// How often it is looked whether messages have been received that nobody waits for.
+const BETWEEN_POLLS: Duration = Duration::from_micros(50);
+
+/// What the communication thread is told to do. Each command but `Deliver` is answered.
 pub(super) enum Command {
     /// An operation of one of the communicators.
     Run(RawOperation, usize, Arc<Done>),
+    /// Messages that found no room in shared memory.
+    Deliver(Mail),
     Split(Box<Division>, Arc<Done>),
     Fail(String, Arc<Done>),
     Finish(Arc<Done>),
     Abort(i32, Arc<Done>),
+}
+
+/// The messages of a communicator that wait for room in shared memory.
+pub(super) struct Mail {
+    pub(super) segment: Arc<Segment>,
+    pub(super) outbox: Arc<Mutex<Outbox>>,
 }
 
 /// A group that is to be made of a communicator's ranks.
@@ -51,7 +63,7 @@ impl Link {
         let mut queue = lock(&self.queue);
         if queue.ended {
             drop(queue);
-            command.done().set(Err(self.failure.get().unwrap_or(ClusterError::Ended)));
+            command.refuse(&self.failure);
             return;
         }
         queue.commands.push_back(command);
@@ -82,20 +94,24 @@ impl Link {
             std::mem::take(&mut queue.commands)
         };
         for command in commands {
-            command.done().set(Err(self.failure.get().unwrap_or(ClusterError::Ended)));
+            command.refuse(&self.failure);
         }
     }
 }
 
 impl Command {
-    fn done(&self) -> &Done {
-        match self {
+    /// Answers that the communication has ended.
+    fn refuse(&self, failure: &Failure) {
+        let done = match self {
             Command::Run(_, _, done)
             | Command::Split(_, done)
             | Command::Fail(_, done)
             | Command::Finish(done)
             | Command::Abort(_, done) => done,
-        }
+            // Whoever waits for these messages learns of the end itself.
+            Command::Deliver(_) => return,
+        };
+        done.set(Err(failure.get().unwrap_or(ClusterError::Ended)));
     }
 }
 
@@ -111,6 +127,8 @@ pub(super) struct Progress<H: Handle> {
     next_beat: Instant,
     /// The operations that MPI works on: with their request and start.
     active: Vec<Active<H>>,
+    /// Messages that wait for room in shared memory.
+    mail: Vec<Mail>,
     /// An operation was given up while MPI worked on it. MPI must not be called again, except to end the process: any call
     /// could write to memory that is no longer borrowed.
     abandoned: bool,
@@ -147,6 +165,7 @@ impl<H: Handle> Progress<H> {
             watch: Watch::new(size, limits.silence, now),
             next_beat: now,
             active: Vec::new(),
+            mail: Vec::new(),
             abandoned: false,
         })
     }
@@ -157,12 +176,18 @@ impl<H: Handle> Progress<H> {
         let _end = EndOnDrop(Arc::clone(&self.link));
         let mut polls = 0u32;
         loop {
-            let idle = self.active.is_empty();
-            let until = if idle { self.next_beat } else { Instant::now() };
+            let is_awaited = self.active.iter().any(|active| !active.operation.is_send());
+            let until = match self.active.is_empty() && self.mail.is_empty() {
+                _ if is_awaited => Instant::now(),
+                true => self.next_beat,
+                // Receivers compute: polling would take time from them.
+                false => Instant::now() + BETWEEN_POLLS,
+            };
             match self.link.next(until) {
                 Some(Command::Run(operation, communicator, done)) => {
                     self.begin(operation, communicator, done);
                 }
+                Some(Command::Deliver(mail)) => self.add_mail(mail),
                 Some(Command::Split(division, done)) => done.set(self.split(&division)),
                 Some(Command::Fail(message, done)) => {
                     self.report(&message);
@@ -184,13 +209,21 @@ impl<H: Handle> Progress<H> {
                 None => {}
             }
             self.poll();
+            self.mail.retain(|mail| !mail.segment.deliver(&mut lock(&mail.outbox)));
             if Instant::now() >= self.next_beat {
                 self.look_around();
             }
             polls = polls.wrapping_add(1);
-            if !self.active.is_empty() && polls.is_multiple_of(64) {
+            if is_awaited && polls.is_multiple_of(64) {
                 std::thread::yield_now();
             }
+        }
+    }
+
+    /// Messages of a communicator wait for room, if none of it did already.
+    fn add_mail(&mut self, mail: Mail) {
+        if !self.mail.iter().any(|other| Arc::ptr_eq(&other.outbox, &mail.outbox)) {
+            self.mail.push(mail);
         }
     }
 
@@ -267,7 +300,8 @@ impl<H: Handle> Progress<H> {
                     api.check("MPI_Ibcast", (f.ibcast)(bytes.cast(), *count, c.byte, *root, comm, request))
                 }
                 RawOperation::Send { bytes, count, to, tag } => {
-                    api.check("MPI_Isend", (f.isend)(bytes.cast(), *count, c.byte, *to, *tag, comm, request))
+                    let bytes = bytes.as_ptr().cast();
+                    api.check("MPI_Isend", (f.isend)(bytes, *count, c.byte, *to, *tag, comm, request))
                 }
                 RawOperation::Receive { bytes, count, from, tag } => api
                     .check("MPI_Irecv", (f.irecv)(bytes.cast(), *count, c.byte, *from, *tag, comm, request)),
@@ -293,7 +327,9 @@ impl<H: Handle> Progress<H> {
                     constant(api.constants.status_ignore),
                 )
             };
-            let late = self.limits.operation.filter(|limit| active.since.elapsed() >= *limit);
+            // A message may wait for as long as its receiver computes something else.
+            let limit = self.limits.operation.filter(|_| !active.operation.is_send());
+            let late = limit.filter(|limit| active.since.elapsed() >= *limit);
             match api.check("MPI_Test", code) {
                 Ok(()) if complete != 0 => active.done.set(Ok(())),
                 Ok(()) => {
@@ -324,6 +360,8 @@ impl<H: Handle> Progress<H> {
         self.abandoned |= !self.active.is_empty();
         for active in self.active.drain(..) {
             active.done.set(Err(error.clone()));
+            // MPI may still read a message's copy.
+            std::mem::forget(active.operation);
         }
     }
 
@@ -372,6 +410,16 @@ impl<H: Handle> Progress<H> {
     /// Ends MPI, together with all others.
     fn finish(&mut self) -> Result<(), ClusterError> {
         self.link.failure.check()?;
+        // All ranks have met, so that every message has been received, or never will be.
+        let until = Instant::now() + Duration::from_secs(1);
+        while !self.active.is_empty() && Instant::now() < until {
+            std::thread::sleep(BETWEEN_POLLS);
+            self.poll();
+        }
+        if !self.active.is_empty() {
+            let reason = format!("{} messages were never received", self.active.len());
+            return Err(ClusterError::Invalid { operation: "send", reason });
+        }
         let Started { api, operations, .. } = &self.started;
         self.beats.drain(api, Instant::now() + Duration::from_secs(1));
         // SAFETY: all ranks have met, so that none fails to come here; no operation is active.

@@ -9,13 +9,14 @@ use crate::error::ClusterError;
 use crate::operation::{Operation, Reduction};
 use crate::watch::lock;
 
-/// An operation whose memory is borrowed until it is [done](Done): the caller waits for that.
+/// An operation whose memory is borrowed until it is [done](Done): the caller waits for that. A message is a copy: nobody waits
+/// until it has arrived.
 pub(super) enum RawOperation {
     AllReduce { values: *mut f32, count: c_int, reduction: Reduction },
     AllGather { part: *const u8, count: c_int, lengths: Vec<c_int>, starts: Vec<c_int>, whole: *mut u8 },
     ReduceScatter { values: *const f32, lengths: Vec<c_int>, part: *mut f32 },
     Broadcast { bytes: *mut u8, count: c_int, root: c_int },
-    Send { bytes: *const u8, count: c_int, to: c_int, tag: c_int },
+    Send { bytes: Vec<u8>, count: c_int, to: c_int, tag: c_int },
     Receive { bytes: *mut u8, count: c_int, from: c_int, tag: c_int },
 }
 
@@ -58,7 +59,7 @@ impl RawOperation {
                 root: int(root)?,
             },
             Operation::Send { bytes, to, tag } => RawOperation::Send {
-                bytes: bytes.as_ptr(),
+                bytes: bytes.to_vec(),
                 count: int(bytes.len())?,
                 to: int(to)?,
                 tag: c_int::from(tag),
@@ -70,6 +71,11 @@ impl RawOperation {
                 tag: c_int::from(tag),
             },
         })
+    }
+
+    /// Whether nobody waits for it.
+    pub(super) fn is_send(&self) -> bool {
+        matches!(self, RawOperation::Send { .. })
     }
 
     pub(super) fn name(&self) -> &'static str {

@@ -45,6 +45,29 @@ pub(crate) fn groups(ranks: &dyn Communicator, seed: u64) {
     assert_eq!((within.rank(), within.size()), (0, 1));
 }
 
+/// Every rank sends messages to all others before it receives any: some together fill every buffer of a transport, so that this
+/// ends only if no send waits for its receiver.
+pub(crate) fn crossed_messages(ranks: &dyn Communicator) {
+    let (rank, size) = (ranks.rank(), ranks.size());
+    let lengths = [0, 5, 1 << 20, 3000, 3 << 20, 70_000];
+    let others = || (0..size).filter(move |other| *other != rank);
+    for to in others() {
+        for (number, len) in lengths.into_iter().enumerate() {
+            let (bytes, tag) = (bytes_of(number, rank, len), number as u16);
+            ranks.run(Operation::Send { bytes: &bytes, to, tag }).unwrap();
+        }
+    }
+    // What is sent meanwhile does not overtake it, and other operations go on.
+    ranks.barrier().unwrap();
+    for from in others() {
+        for (number, len) in lengths.into_iter().enumerate() {
+            let (mut bytes, tag) = (vec![0; len], number as u16);
+            ranks.run(Operation::Receive { bytes: &mut bytes, from, tag }).unwrap();
+            assert!(bytes == bytes_of(number, from, len), "message {number} from {from} to {rank}");
+        }
+    }
+}
+
 /// Runs `rounds` random operations, which are the same on all ranks, and compares every result.
 pub(crate) fn random_operations(ranks: &dyn Communicator, seed: u64, rounds: usize) {
     let (rank, size) = (ranks.rank(), ranks.size());

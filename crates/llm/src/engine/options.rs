@@ -207,10 +207,6 @@ impl EngineOptions {
         self.output_rows = self.output_rows.clamp(1, self.batch);
         // The first rank reads logits, wherever they are computed; experts and neurons stay where they are.
         if model.ranks().is_some() {
-            if self.hidden {
-                let reason = "hidden states and embeddings are not computed by several ranks yet";
-                return Err(Error::Ranks { reason: reason.to_owned() });
-            }
             (self.greedy, self.expert_slots, self.neurons) = (false, 0, Neurons::DENSE);
         }
         self.resolve_windows(hyper)?;

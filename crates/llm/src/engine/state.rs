@@ -15,6 +15,9 @@
 //! | … | each tensor, by name: its name's length (4), the name, bytes of a row (8), number of rows (8), and the rows |
 //! | 32 | SHA-256 of the tensors |
 //!
+//! On several ranks, this is the first one's part. Those of the others follow, each with its length (8) before it, in the same form. The
+//! identity says how the ranks divide the model.
+//!
 //! A tensor has a row for each token, those of a layer with a sliding window for as many of the latest tokens as the engine
 //! had. Recurrent states have one row, unless there are no tokens.
 
@@ -27,6 +30,7 @@ use quadriga_runtime::StateInfo;
 use sha2::{Digest, Sha256};
 
 use super::Engine;
+use super::rank_state::write_states;
 use crate::models::StateKind;
 use crate::state_error::StateError;
 use crate::{Error, Result};
@@ -55,8 +59,15 @@ impl Engine {
     /// # }
     /// ```
     pub fn save_state(&mut self, sequence: usize, writer: &mut dyn Write) -> Result<()> {
-        self.refuse_ranks()?;
         self.check_sequence(sequence)?;
+        // Before this rank's own: whatever happens to the writer, none is left on its way.
+        let others = self.collect_states(sequence)?;
+        self.save_own_state(sequence, writer)?;
+        write_states(&others, writer)
+    }
+
+    /// The same for this rank's part of the KV cache.
+    pub(super) fn save_own_state(&mut self, sequence: usize, writer: &mut dyn Write) -> Result<()> {
         self.wait()?;
         self.decode.discard_run_ahead();
         self.restore_rows()?;
@@ -99,8 +110,13 @@ impl Engine {
     /// have more tokens than the context. If they are damaged only after the list of tokens, the sequence is empty
     /// afterwards; in all other cases it is unchanged.
     pub fn load_state(&mut self, sequence: usize, reader: &mut dyn Read) -> Result<()> {
-        self.refuse_ranks()?;
         self.check_sequence(sequence)?;
+        self.load_own_state(sequence, reader)?;
+        self.distribute_states(sequence, reader)
+    }
+
+    /// The same for this rank's part of the KV cache.
+    pub(super) fn load_own_state(&mut self, sequence: usize, reader: &mut dyn Read) -> Result<()> {
         self.wait()?;
         let mut input = Input { reader, sum: Sha256::new() };
         let states = self.cache_tensors();

@@ -1,10 +1,13 @@
 //! A model that several ranks compute together: which part of it this rank has.
 
+mod cache_parts;
+mod commands;
 mod division;
 mod experts;
 mod layer_parts;
 mod link;
 mod parallelism;
+mod stage_results;
 mod stages;
 mod vocabulary;
 
@@ -19,10 +22,12 @@ use quadriga_gguf::File;
 use quadriga_graph::{CustomOp, Ranks};
 use quadriga_runtime::{DeviceKind, RankGroup, Scheduler};
 
+pub(crate) use self::commands::CommandChannel;
 use self::division::{TensorDivision, layer_bytes, layer_ranges};
 use self::experts::local_experts;
 pub use self::link::Link;
 pub use self::parallelism::{Grid, Parallelism};
+pub(crate) use self::stage_results::StageResult;
 use self::vocabulary::{local_rows, own_rows};
 use crate::hyperparameters::Hyperparameters;
 use crate::{Error, Result};
@@ -34,6 +39,8 @@ pub struct RankShare {
     /// Of the ranks that divide the layers of this rank's stage, where there are several stages of several ranks.
     stage_ranks: Option<Collectives>,
     grid: Grid,
+    /// The speeds of all ranks, by which it was divided.
+    speeds: Vec<f64>,
     /// The layers of each stage.
     stages: Vec<Range<usize>>,
     /// What this rank has of each layer, where several divide them.
@@ -79,9 +86,12 @@ pub(crate) enum Cut {
 const WORLD: u32 = 0;
 const STAGE: u32 = 1;
 
-/// Tags of messages between ranks of a pipeline.
+/// The tag of activations on their way from stage to stage; those of results are in [`StageResult`].
 const ACTIVATIONS: u16 = 1;
-const LOGITS: u16 = 2;
+/// The tag of messages that say what the other ranks compute.
+const COMMAND: u16 = 7;
+/// The tag of parts of the KV cache.
+const CACHE: u16 = 8;
 
 impl RankShare {
     /// Divides a model among the ranks of a communicator, in proportion to their speeds; all of them call this with the same ones.
@@ -114,6 +124,7 @@ impl RankShare {
             world,
             stage_ranks,
             grid,
+            speeds: speeds.to_vec(),
             stages,
             division,
             hyper,
@@ -142,6 +153,17 @@ impl RankShare {
         }
     }
 
+    /// How the first rank tells the others what to compute.
+    pub(crate) fn commands(&self) -> CommandChannel {
+        CommandChannel::new(Arc::clone(self.communicator()), (self.grid.pipeline > 1).then_some(COMMAND))
+    }
+
+    /// How all ranks divide a KV cache, in words; `None` where one has all of it.
+    pub(crate) fn layout(&self) -> Option<String> {
+        let (Grid { tensor, pipeline }, stages) = (self.grid, &self.stages);
+        (self.grid.ranks() > 1).then(|| format!("{tensor} {pipeline} {stages:?} {:?}", self.speeds))
+    }
+
     /// The hyperparameters of this rank's part.
     pub(crate) fn hyper(&self) -> &Hyperparameters {
         &self.hyper
@@ -157,7 +179,7 @@ impl RankShare {
     }
 
     /// The result of a step. Where one rank fails, none can go on: the others wait in the middle of the same step.
-    pub(crate) fn together(&self, result: Result<()>) -> Result<()> {
+    pub(crate) fn together<T>(&self, result: Result<T>) -> Result<T> {
         let Err(error) = &result else { return result };
         let communicator = self.communicator();
         if communicator.failure().is_none() {
@@ -272,22 +294,6 @@ impl RankShare {
     pub(crate) fn send_activations(&self) -> Option<Message> {
         let next = self.rank() + self.grid.tensor;
         (next < self.grid.ranks()).then(|| self.message(next, ACTIVATIONS))
-    }
-
-    /// The rank that sends the logits to the first, where that has not the last layers.
-    fn sender_of_logits(&self) -> Option<usize> {
-        (self.grid.pipeline > 1).then(|| self.grid.ranks() - self.grid.tensor)
-    }
-
-    /// The rank of the last stage whose logits the first rank receives.
-    pub(crate) fn receive_logits(&self) -> Option<Message> {
-        let sender = self.sender_of_logits().filter(|_| self.leads())?;
-        Some(self.message(sender, LOGITS))
-    }
-
-    /// That a rank of the last stage sends the logits to the first.
-    pub(crate) fn send_logits(&self) -> Option<Message> {
-        (self.sender_of_logits() == Some(self.rank())).then(|| self.message(0, LOGITS))
     }
 
     fn message(&self, peer: usize, tag: u16) -> Message {

@@ -28,6 +28,12 @@ pub(super) struct Sequence {
     prompt: usize,
     /// Tokens whose keys and values are in the KV cache.
     pub(super) computed: usize,
+    /// The tokens after them that steps in flight on a pipeline compute.
+    pub(super) in_flight: usize,
+    /// How often it lost its pages: results of steps from before are not its own.
+    pub(super) restarts: u64,
+    /// The number of the latest step on a pipeline that computed a part of it.
+    pub(super) latest_step: u64,
     pub(super) pages: Vec<PageId>,
     /// Its pages in layers with a window, where those have some of their own.
     pub(super) window_pages: WindowPages,
@@ -101,6 +107,9 @@ impl Sequence {
             tokens: request.prompt,
             prompt,
             computed: 0,
+            in_flight: 0,
+            restarts: 0,
+            latest_step: 0,
             pages: Vec::new(),
             window_pages: WindowPages::default(),
             published: 0,
@@ -131,14 +140,19 @@ impl Sequence {
         })
     }
 
-    /// Tokens that are known and not computed yet.
+    /// The position of the first token that neither is computed nor in flight.
+    pub(super) fn next_position(&self) -> usize {
+        self.computed + self.in_flight
+    }
+
+    /// Tokens that are known and neither computed nor in flight.
     pub(super) fn remaining(&self) -> usize {
-        self.tokens.len() - self.computed
+        self.tokens.len() - self.next_position()
     }
 
     /// Whether only the latest token is left to compute.
     pub(super) fn is_decoding(&self) -> bool {
-        self.remaining() == 1 && self.tokens.len() > self.prompt
+        self.in_flight == 0 && self.remaining() == 1 && self.tokens.len() > self.prompt
     }
 
     /// Whether all of its prompt but the last token, and more, is in the KV cache.
@@ -202,6 +216,7 @@ impl Sequence {
     /// Notes that nothing of it is in the KV cache any more.
     pub(super) fn lose_pages(&mut self) {
         (self.computed, self.published, self.prefix, self.found) = (0, 0, None, 0);
+        (self.in_flight, self.restarts) = (0, self.restarts + 1);
         (self.shared, self.starts_from, self.kept) = (0, None, None);
         if self.counts.answer == 0 {
             self.counts.cached = 0;
@@ -216,9 +231,10 @@ impl Sequence {
     /// prompt ends where one is.
     pub(super) fn next_part(&self, most: usize, keeps_states: bool) -> usize {
         let tokens = self.remaining().min(most);
-        let inside = |end: &usize| (self.computed + 1..self.computed + tokens).contains(end);
+        let first = self.next_position();
+        let inside = |end: &usize| (first + 1..first + tokens).contains(end);
         let end = self.ends_of_states().into_iter().filter(inside).min();
-        end.filter(|_| keeps_states).map_or(tokens, |end| end - self.computed)
+        end.filter(|_| keeps_states).map_or(tokens, |end| end - first)
     }
 
     /// Where a prompt's recurrent states are kept: after whole pages that others began with, too, and after its last whole page.
@@ -264,6 +280,7 @@ impl Sequence {
         events: &mut Vec<(RequestId, Event)>,
     ) -> Result<Outcome> {
         let mut output = output;
+        self.in_flight = self.in_flight.saturating_sub(count);
         let first = self.computed;
         let known = count.min(self.remaining());
         self.failures = 0;

@@ -26,6 +26,9 @@ pub(super) struct StreamTest<'a> {
     pub(super) warm_up: bool,
 }
 
+/// The fewest tokens of prompts in a step of a pipeline.
+const SMALL_PART: usize = 32;
+
 /// The speeds of one number of sequences.
 struct Speeds {
     prefill: Samples,
@@ -45,8 +48,11 @@ pub(super) fn bench(
     let most = test.streams.iter().copied().max().unwrap_or(1);
     let (opened, opening) = model.open()?;
     let engine = EngineOptions { sequences: most, ..model.engine() };
-    // While the last prompts are computed, the first sequences generate already.
-    let spare = engine.batch.saturating_sub(most).max(1);
+    // While the last prompts are computed, the first sequences generate already. Stages of a pipeline compute prompts in small parts.
+    let spare = match opened.ranks().is_some_and(|ranks| ranks.grid().pipeline > 1) {
+        true => SMALL_PART,
+        false => engine.batch.saturating_sub(most).max(1),
+    };
     let context = test
         .prompt
         .saturating_add(test.generate)
@@ -136,9 +142,12 @@ fn measure(batcher: &mut Batcher, streams: usize, test: &StreamTest<'_>) -> Outc
     }
     let prefill = started.elapsed().as_secs_f64();
     let started = Instant::now();
-    for _ in 0..test.generate {
+    // A step is one of all sequences, or a micro-batch of some.
+    let mut generated = 0;
+    while generated < streams.saturating_mul(test.generate) {
         for (_, event) in batcher.step() {
             check(&event)?;
+            generated += usize::from(matches!(event, Event::Token { .. }));
         }
     }
     let decode = started.elapsed().as_secs_f64();

@@ -15,8 +15,8 @@ use quadriga_view::format::plural;
 
 use self::output::{OutputFormat, Ranked};
 use crate::failure::{Failure, Outcome};
-use crate::model_argument;
 use crate::model_options::{ModelOptions, Prepared};
+use crate::{model_argument, ranks};
 
 /// Arguments of `quadriga embed`.
 #[derive(clap::Args)]
@@ -81,7 +81,8 @@ fn norm(text: &str) -> Result<i32, String> {
 /// Prints the embeddings, their similarity or a ranking as JSON.
 pub(crate) fn embed(arguments: &EmbedArgs) -> Outcome {
     let (options, words) = model_argument::split(&arguments.model, &arguments.texts)?;
-    let texts = texts::gather(arguments, words)?;
+    // Only the first rank has standard input, and so knows the texts.
+    let texts = if ranks::follows() { Vec::new() } else { texts::gather(arguments, words)? };
     let (model, opening) = options.open()?;
     let job = Job::new(arguments, &options, &model, &texts)?;
     let prepared = options.place(model, opening, &job.options.engine(&job.model))?;
@@ -169,6 +170,9 @@ impl Job {
         let engine = options.engine();
         // The KV cache has room for a few batches.
         let sequences = (4 * engine.batch / longest.max(1)).clamp(1, MAX_SEQUENCES).min(texts.len());
+        let mut agreed = [longest, sequences];
+        ranks::from_first(&mut agreed)?;
+        let [context, sequences] = agreed;
         let pooling = arguments
             .pooling
             .or((query.is_some() && hyper.pooling == Some(Pooling::Rank)).then_some(Pooling::Cls));
@@ -177,7 +181,7 @@ impl Job {
             options: EmbedderOptions {
                 pooling,
                 normalize: !arguments.no_normalize && arguments.embd_normalize != Some(-1),
-                engine: EngineOptions { context: longest, sequences, ..engine },
+                engine: EngineOptions { context, sequences, ..engine },
             },
             tokens,
             query,

@@ -3,7 +3,7 @@
 use super::EmbedArgs;
 use crate::answer::read_text;
 use crate::failure::{Failure, Outcome};
-use crate::piped_input;
+use crate::{piped_input, ranks};
 
 /// Stands for the lines of stdin among the arguments.
 const STDIN: &str = "-";
@@ -22,7 +22,10 @@ pub(super) fn gather(arguments: &EmbedArgs, words: &[String]) -> Outcome<Vec<Str
         }
         Some((_, text)) => lines(&text),
         None => {
-            let piped = piped_input::read(!arguments.model.quiet)?;
+            // Some launchers of ranks never close standard input.
+            let is_wanted =
+                !ranks::are_several() || words.is_empty() || words.iter().any(|word| word == STDIN);
+            let piped = if is_wanted { piped_input::read(!arguments.model.quiet)? } else { None };
             if piped.is_none() && words.iter().any(|word| word == STDIN) {
                 return Err(Failure::Usage(
                     "- stands for lines of stdin, but nothing is piped into the command".to_owned(),

@@ -37,7 +37,7 @@ use super::GraphShape;
 use crate::Result;
 use crate::adapter::Adapter;
 use crate::hyperparameters::{Hyperparameters, LayerShape, NormKind};
-use crate::ranks::{Message, RankShare};
+use crate::ranks::{Message, RankShare, StageResult};
 
 /// The input with the slot of each expert.
 pub(crate) const EXPERT_SLOTS: &str = "expert_slots";
@@ -352,7 +352,10 @@ impl<'g> ModelBuilder<'g> {
     /// Declares the outputs. Models without an output matrix compute the logits with the token embedding.
     pub(super) fn finish(&self, x: Value<'g>) -> Result<()> {
         match self.weights.ranks().and_then(RankShare::send_activations) {
-            Some(Message { ranks, peer, tag }) => self.pass_on(x.send(ranks, peer, tag, &self.rows_input())),
+            Some(message) => {
+                self.g.output("sent", send(x, message, &self.rows_input()).named("sent"));
+                Ok(())
+            }
             None => self.finish_normed(self.norm("output_norm", x)?),
         }
     }
@@ -362,26 +365,19 @@ impl<'g> ModelBuilder<'g> {
         self.rows.into_iter().collect()
     }
 
-    /// Declares the outputs of a rank whose activations went to the next one. The first receives the logits.
-    fn pass_on(&self, sent: Value<'g>) -> Result<()> {
-        let receive = self.weights.ranks().and_then(RankShare::receive_logits);
-        match receive.filter(|_| self.shape.rows > 0) {
-            Some(Message { ranks, peer, tag }) => {
-                let shape = [self.shape.rows, self.hyper.vocabulary];
-                self.declare_logits(sent.receive(ranks, (peer, tag), DType::F32, shape));
-            }
-            None => self.g.output("sent", sent.named("sent")),
-        }
-        Ok(())
-    }
-
     /// The same for rows that are normed already.
     pub(super) fn finish_normed(&self, hidden: Value<'g>) -> Result<()> {
         let h = self.hyper;
+        // Results that go to the first rank are sent one after the other: each waits for the one before.
+        let mut sent: Vec<Value<'g>> = Vec::new();
         if self.shape.hidden {
-            self.g.output("hidden", hidden.named("hidden"));
+            match self.weights.ranks().and_then(|ranks| ranks.send_result(StageResult::Hidden)) {
+                Some(message) => sent.push(send(hidden, message, &[])),
+                None => self.g.output("hidden", hidden.named("hidden")),
+            }
         }
         if !self.shape.logits {
+            self.declare_sent(&sent);
             return Ok(());
         }
         let hidden = match self.shape.logit_rows {
@@ -404,13 +400,24 @@ impl<'g> ModelBuilder<'g> {
         if let Some((ranks, columns)) = ranks.and_then(RankShare::gather_logits) {
             logits = logits.all_gather(ranks, columns);
         }
-        match ranks.and_then(RankShare::send_logits) {
-            Some(Message { ranks, peer, tag }) => {
-                self.g.output("sent", logits.send(ranks, peer, tag, &[]).named("sent"));
+        let result = |result: StageResult| ranks.and_then(|ranks| ranks.send_result(result));
+        match (result(StageResult::Argmax), result(StageResult::Sums), result(StageResult::Logits)) {
+            (Some(argmax), Some(sums), _) if self.shape.argmax => {
+                sent.push(send(logits.argmax(), argmax, &sent));
+                sent.push(send(logits.sum_rows(), sums, &sent));
             }
-            None => self.declare_logits(logits),
+            (_, _, Some(message)) => sent.push(send(logits, message, &sent)),
+            _ => self.declare_logits(logits),
         }
+        self.declare_sent(&sent);
         Ok(())
+    }
+
+    /// Declares what was sent last as an output, if anything was: it waits for all that was sent before.
+    fn declare_sent(&self, sent: &[Value<'g>]) {
+        if let Some(last) = sent.last() {
+            self.g.output("sent", last.named("sent"));
+        }
     }
 
     /// Declares the logits as outputs, and what is computed of them.
@@ -431,6 +438,11 @@ impl<'g> ModelBuilder<'g> {
             self.g.output("sum", logits.sum_rows().named("sum"));
         }
     }
+}
+
+/// Sends a tensor to another rank, after these.
+fn send<'g>(value: Value<'g>, Message { ranks, peer, tag }: Message, after: &[Value<'g>]) -> Value<'g> {
+    value.send(ranks, peer, tag, after)
 }
 
 impl<'g> LayerBuilder<'_, 'g> {

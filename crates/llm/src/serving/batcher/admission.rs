@@ -57,12 +57,12 @@ impl Batcher {
             let Some(index) = self.index_near(id, index) else { return false };
             let Some(sequence) = self.running.get_mut(index) else { return false };
             let guesses = if tokens == 1 { sequence.draft.len() } else { 0 };
-            if sequence.missing_pages(sequence.computed + tokens + guesses) > self.pool.available() {
+            if sequence.missing_pages(sequence.next_position() + tokens + guesses) > self.pool.available() {
                 sequence.draft.clear();
             }
             let guesses = if tokens == 1 { sequence.draft.len() } else { 0 };
-            let missing = sequence.missing_pages(sequence.computed + tokens + guesses);
-            let end = sequence.computed + tokens + guesses;
+            let end = sequence.next_position() + tokens + guesses;
+            let missing = sequence.missing_pages(end);
             let takes = |windows: &mut WindowPool| {
                 let missing = windows.missing(&sequence.window_pages, end);
                 windows.take(&mut sequence.window_pages, missing)

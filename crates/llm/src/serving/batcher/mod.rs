@@ -1,6 +1,7 @@
 //! Answers many requests at once: chooses what each step computes, and gives its results to the requests.
 
 mod admission;
+mod micro_batches;
 mod options;
 mod page_store;
 mod prefixes;
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use quadriga_runtime::{Progress, Scheduler, Session};
 
+use self::micro_batches::MicroBatches;
 pub use self::options::{BatcherOptions, CacheFile};
 pub use self::state::BatcherState;
 use super::draft::Draft;
@@ -86,6 +88,8 @@ pub struct Batcher {
     state: BatcherState,
     /// The step that a device computes already, ahead of the host.
     ahead: Option<Vec<StepPart>>,
+    /// The steps that stages of a pipeline compute.
+    micro_batches: MicroBatches,
 }
 
 /// The part of a sequence that a step computes.
@@ -94,11 +98,27 @@ struct StepPart {
     id: RequestId,
     /// Its place among the running sequences when the step was chosen.
     index: usize,
+    /// [`Sequence::restarts`] then.
+    restarts: u64,
     tokens: usize,
     /// Of its tokens, those with an output.
     outputs: usize,
     /// Whether it is a part of a prompt, not the latest token and guesses at those that follow.
     prompt: bool,
+}
+
+/// A step whose results are waited for next.
+struct BegunStep {
+    parts: Vec<StepPart>,
+    /// Why it could not begin.
+    failed: Option<Error>,
+    /// The tokens of prompts that the time of this call is for; `None` if it is for more than one step.
+    paced: Option<usize>,
+}
+
+/// The tokens of prompts in a step.
+fn prompt_tokens(parts: &[StepPart]) -> usize {
+    parts.iter().filter(|part| part.prompt).map(|part| part.tokens).sum()
 }
 
 impl Batcher {
@@ -118,18 +138,14 @@ impl Batcher {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Batcher> {
         let mut options = options.for_model(&model)?;
+        // The first rank keeps all parts of what is kept elsewhere.
+        if model.ranks().is_some_and(|ranks| !ranks.leads()) {
+            (options.cache_ram, options.cache_file) = (0, None);
+        }
         let engine = PagedEngine::new(model, scheduler, options.engine.clone(), progress)?;
         options.engine = engine.options().clone();
         if engine.model().hyperparameters().recurrent.is_some() {
             (options.lookup, options.cache_ram) = (0, 0);
-        }
-        if engine.model().ranks().is_some() {
-            options.cache_ram = 0;
-            if options.cache_file.is_some() {
-                let reason =
-                    "each rank has a part of the KV cache, which is not kept in a file yet".to_owned();
-                return Err(Error::Ranks { reason });
-            }
         }
         let mut pool = PagePool::new(SCRAP_PAGES, options.engine.pages);
         // The states of recurrent layers stay where they are.
@@ -147,7 +163,8 @@ impl Batcher {
             file,
             host: HostPages::new(options.cache_ram),
             lanes: (0..options.engine.sequences).rev().collect(),
-            pace: Pace::new(options.token_time),
+            // A sequence waits for as many steps as there are stages.
+            pace: Pace::new(options.token_time.map(|time| time / engine.stages().max(1) as u32)),
             draft: None,
             payoff: Payoff::new(),
             engine,
@@ -158,6 +175,7 @@ impl Batcher {
             next_id: 0,
             state: BatcherState::default(),
             ahead: None,
+            micro_batches: MicroBatches::default(),
         })
     }
 
@@ -211,6 +229,7 @@ impl Batcher {
         self.waiting.shrink_to_fit();
         self.running.shrink_to_fit();
         self.served.shrink_to_fit();
+        self.forget_micro_batches();
         self.engine.release_memory()?;
         self.draft.as_mut().map_or(Ok(()), Draft::release_memory)?;
         Ok(true)
@@ -308,25 +327,14 @@ impl Batcher {
         self.admit();
         let started = Instant::now();
         let mut events = Vec::new();
-        let mut failed = None;
-        let parts = match self.take_ahead() {
-            Some(parts) => {
-                self.state.steps_ahead += 1;
-                parts
-            }
-            None => {
-                let mut parts = self.choose();
-                if parts.is_empty() {
-                    return events;
-                }
-                failed = self.start(&mut parts).err();
-                parts
-            }
-        };
+        let Some(BegunStep { mut parts, mut failed, paced }) = self.begin_step() else { return events };
         let mut next = None;
         if failed.is_none() {
             let followed = self.follow(&parts).map(|followed| next = followed);
             failed = followed.and_then(|()| self.engine.finish()).err();
+        }
+        if failed.is_some() {
+            self.fail_micro_batches(&mut parts);
         }
         let failed = failed.map(Arc::new);
         self.state.steps += 1;
@@ -335,7 +343,7 @@ impl Batcher {
         let mut ended: Vec<RequestId> = Vec::new();
         for part in &parts {
             // Whatever ended while the step was in flight needs no result.
-            if let Some(index) = self.index_near(part.id, part.index) {
+            if let Some(index) = self.index_of_part(part) {
                 let outcome = match &failed {
                     None => self.advance(part, index, output, &mut events),
                     Some(error) => self.note_failure(index, error, &mut events),
@@ -349,9 +357,10 @@ impl Batcher {
         }
         if failed.is_none() {
             self.ahead = next;
-            let prompts = parts.iter().filter(|part| part.prompt).map(|part| part.tokens).sum();
-            self.pace.note(prompts, started.elapsed());
-            if prompts == 0 {
+            if let Some(prompts) = paced {
+                self.pace.note(prompts, started.elapsed());
+            }
+            if paced == Some(0) {
                 self.note_payoff(&parts, &events, started.elapsed());
             }
             self.state.computed += computed as u64;
@@ -363,6 +372,29 @@ impl Batcher {
             }
         }
         events
+    }
+
+    /// Takes the step that runs ahead, or begins one. `None` if there is nothing to compute.
+    fn begin_step(&mut self) -> Option<BegunStep> {
+        if self.engine.stages() > 1 {
+            return self.begin_micro_batches();
+        }
+        let (parts, failed) = match self.take_ahead() {
+            Some(parts) => {
+                self.state.steps_ahead += 1;
+                (parts, None)
+            }
+            None => {
+                let mut parts = self.choose();
+                if parts.is_empty() {
+                    return None;
+                }
+                let failed = self.start(&mut parts).err();
+                (parts, failed)
+            }
+        };
+        let paced = Some(prompt_tokens(&parts));
+        Some(BegunStep { parts, failed, paced })
     }
 
     /// Notes how far the sequences of a step came.
@@ -436,6 +468,12 @@ impl Batcher {
             Some(sequence) if sequence.id == id => Some(index),
             _ => self.index_of(id),
         }
+    }
+
+    /// The place of the sequence of a part of a step; `None` if that has ended, or lost its pages since the step began.
+    fn index_of_part(&self, part: &StepPart) -> Option<usize> {
+        let index = self.index_near(part.id, part.index)?;
+        self.running.get(index).filter(|sequence| sequence.restarts == part.restarts).map(|_| index)
     }
 
     /// Gives back the pages that the window of a running sequence has left behind.

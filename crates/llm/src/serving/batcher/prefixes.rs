@@ -15,6 +15,7 @@ impl Batcher {
         };
         // Only whole pages from where its own pages end.
         if sequence.may_share()
+            && sequence.in_flight == 0
             && sequence.computed == sequence.pages.len() * PAGE_SLOTS
             && sequence.published == sequence.pages.len()
         {

@@ -18,6 +18,9 @@ impl Batcher {
 
     /// Lets the device go on with the next step of all sequences before the host knows what it found in this one.
     pub(super) fn follow(&mut self, parts: &[StepPart]) -> Result<Option<Vec<StepPart>>> {
+        if self.engine.stages() > 1 {
+            return Ok(None);
+        }
         let guesses = self.options.lookup > 0 || self.draft.is_some();
         // Windows give pages back after each step.
         if guesses || self.windows.is_some() || parts.iter().any(|part| part.prompt || part.tokens != 1) {

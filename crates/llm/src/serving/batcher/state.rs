@@ -96,6 +96,7 @@ impl Batcher {
                 return Err(format!("the draft model has pages of {id:?}, which is not running"));
             }
         }
+        self.check_micro_batches()?;
         self.engine.check_states()?;
         let mut lanes: Vec<usize> = self.running.iter().map(|sequence| sequence.lane).collect();
         lanes.extend(&self.lanes);

@@ -13,8 +13,10 @@ impl Batcher {
     pub(super) fn choose(&mut self) -> Vec<StepPart> {
         let batch = self.options.engine.batch;
         let mut left = batch;
+        let turn = self.micro_batch();
         let ids = |running: &[Sequence], decoding: bool| -> Vec<(usize, RequestId)> {
             let wanted = running.iter().enumerate().filter(|(_, one)| one.is_decoding() == decoding);
+            let wanted = wanted.filter(|(_, one)| turn.as_ref().is_none_or(|turn| turn.contains(&one.id)));
             wanted.map(|(index, sequence)| (index, sequence.id)).collect()
         };
         let mut chosen: Vec<StepPart> = Vec::new();
@@ -28,18 +30,20 @@ impl Batcher {
             {
                 let tokens = 1 + sequence.draft.len();
                 left -= tokens;
-                chosen.push(StepPart { id, index, tokens, outputs: tokens, prompt: false });
+                let restarts = sequence.restarts;
+                chosen.push(StepPart { id, index, restarts, tokens, outputs: tokens, prompt: false });
             }
         }
-        let mut left = self.pace.prompt_tokens(batch - left, batch).min(left);
+        let mut left = self.pace.prompt_tokens(batch - left, batch).min(left).min(self.prompt_part());
         for (index, id) in ids(&self.running, false) {
             let Some(index) = self.index_near(id, index).filter(|_| left > 0) else { continue };
             self.share_ahead(index);
             let keeps = self.options.engine.checkpoints > 0;
-            let tokens = self.running.get(index).map_or(0, |sequence| sequence.next_part(left, keeps));
+            let Some(sequence) = self.running.get(index) else { continue };
+            let (tokens, restarts) = (sequence.next_part(left, keeps), sequence.restarts);
             if self.ensure_pages(id, index, tokens) {
                 left -= tokens;
-                chosen.push(StepPart { id, index, tokens, outputs: 0, prompt: true });
+                chosen.push(StepPart { id, index, restarts, tokens, outputs: 0, prompt: true });
             }
         }
         // Some may have been put back for others.
@@ -100,10 +104,9 @@ impl Batcher {
         let mut tokens = Vec::new();
         for (number, part) in parts.iter().enumerate() {
             let Some(sequence) = self.running.get(part.index) else { continue };
-            let logits = sequence.needs_logits();
-            let known =
-                sequence.tokens.iter().chain(&sequence.draft).skip(sequence.computed).take(part.tokens);
-            tokens.extend(known.zip(sequence.computed..).map(|(token, position)| StepToken {
+            let (first, logits) = (sequence.next_position(), sequence.needs_logits());
+            let known = sequence.tokens.iter().chain(&sequence.draft).skip(first).take(part.tokens);
+            tokens.extend(known.zip(first..).map(|(token, position)| StepToken {
                 token: *token,
                 position,
                 sequence: number,

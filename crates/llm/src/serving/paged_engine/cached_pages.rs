@@ -13,8 +13,16 @@ use crate::models::PageTable;
 const COPY_KEYS: [PlanKey; 2] = [PlanKey([u64::MAX; 4]), PlanKey([u64::MAX - 1; 4])];
 
 impl PagedEngine {
-    /// The bytes of a page in all states.
+    /// The bytes of a page in all states, of all ranks.
     pub(in crate::serving) fn page_bytes(&self) -> usize {
+        match self.rank_page_bytes.is_empty() {
+            true => self.own_page_bytes(),
+            false => self.rank_page_bytes.iter().sum(),
+        }
+    }
+
+    /// The bytes of a page in this rank's states.
+    pub(super) fn own_page_bytes(&self) -> usize {
         self.page_parts().iter().map(|(_, bytes)| bytes).sum()
     }
 
@@ -31,11 +39,22 @@ impl PagedEngine {
         states.into_iter().map(|state| (state.name, state.bytes / slots.max(1) * PAGE_SLOTS)).collect()
     }
 
-    /// Reads the keys and values of a page.
+    /// Reads the keys and values of a page: on the first of several ranks the parts of all, one after the other.
     pub(in crate::serving) fn read_page(&mut self, page: PageId) -> Result<Vec<u8>> {
-        self.refuse_ranks()?;
+        // What comes from a rank comes in order: first the results of its steps.
+        self.settle();
+        self.tell_read(page)?;
+        let read = self.read_own_page(page);
+        let read = match self.ranks() {
+            Some(ranks) => read.and_then(|own| ranks.collect_parts(own, &self.rank_page_bytes)),
+            None => read,
+        };
+        self.together(read)
+    }
+
+    fn read_own_page(&mut self, page: PageId) -> Result<Vec<u8>> {
         self.secure_results()?;
-        let mut content = Vec::with_capacity(self.page_bytes());
+        let mut content = Vec::with_capacity(self.own_page_bytes());
         for (name, bytes) in self.page_parts() {
             let start = content.len();
             content.resize(start + bytes, 0);
@@ -46,9 +65,17 @@ impl PagedEngine {
         Ok(content)
     }
 
-    /// Writes what [`PagedEngine::read_page`] has read, to the same page or to another one.
+    /// Writes what [`PagedEngine::read_page`] has read, to the same page or to another one. Ranks after the first get their part from
+    /// that.
     pub(in crate::serving) fn write_page(&mut self, page: PageId, content: &[u8]) -> Result<()> {
-        self.refuse_ranks()?;
+        let Some(ranks) = self.ranks().cloned() else { return self.write_own_page(page, content) };
+        self.tell_write(page)?;
+        let own = ranks.distribute_parts(content, &self.rank_page_bytes);
+        let written = own.and_then(|own| self.write_own_page(page, &own));
+        self.together(written)
+    }
+
+    fn write_own_page(&mut self, page: PageId, content: &[u8]) -> Result<()> {
         self.secure_results()?;
         let mut rest = content;
         for (name, bytes) in self.page_parts() {

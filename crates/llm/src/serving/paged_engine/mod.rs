@@ -2,13 +2,17 @@
 
 mod cached_pages;
 mod ranks;
+mod stages;
 mod step_inputs;
 mod step_results;
 mod step_sizes;
 
+use std::collections::VecDeque;
+
 use quadriga_graph::PAGE_SLOTS;
 use quadriga_runtime::{PendingRead, Plan, PlanKey, Progress, Scheduler, Session};
 
+use self::stages::StepAnswer;
 use self::step_inputs::StepInputs;
 use self::step_results::TopRows;
 pub(super) use self::step_sizes::bucket;
@@ -90,6 +94,12 @@ pub(super) struct PagedEngine {
     in_flight: Option<StepInFlight>,
     /// The step that follows it ahead of the host, with the argmax of the other as its tokens.
     ahead: Option<StepInFlight>,
+    /// On the first rank of a pipeline: the steps that later stages compute, oldest first.
+    passed_on: VecDeque<StepInFlight>,
+    /// The results of those before them that had to be received early.
+    answered: VecDeque<Result<StepAnswer>>,
+    /// The bytes of a page on each rank; empty where there is one.
+    rank_page_bytes: Vec<usize>,
     /// Tells the other ranks, on the first of several.
     leader: Option<Leader>,
 }
@@ -152,6 +162,9 @@ impl PagedEngine {
             recurrent,
             in_flight: None,
             ahead: None,
+            passed_on: VecDeque::new(),
+            answered: VecDeque::new(),
+            rank_page_bytes: Vec::new(),
             leader: None,
             model,
             options,
@@ -166,8 +179,8 @@ impl PagedEngine {
         if let Some(ranks) = engine.ranks().cloned() {
             ranks.claim()?;
             // All have loaded their weights before the first computes.
-            ranks.communicator().barrier()?;
-            engine.leader = ranks.leads().then(|| Leader::new(ranks.communicator(), ranks.take_followers()));
+            engine.rank_page_bytes = ranks.gather(engine.own_page_bytes())?;
+            engine.leader = ranks.leads().then(|| Leader::new(&ranks));
         }
         Ok(engine)
     }
@@ -225,10 +238,13 @@ impl PagedEngine {
             0 => shape,
             _ => GraphShape { hidden: true, logits: logit_rows > 0, logit_rows, ..shape },
         };
-        let on_device = self.logits_on_device && rows > 0 && hidden == 0;
+        let has_logits = rows > 0 && hidden == 0;
+        let on_device = self.logits_on_device && has_logits;
         let top = if on_device && wanted == Wanted::Logits { shape.top } else { 0 };
+        // The last stage of a pipeline sends few bytes instead of all logits.
+        let argmax = (on_device || self.stages() > 1 && has_logits) && wanted == Wanted::Argmax;
         let together = if self.recurrent && sequences > 1 { tokens } else { 1 };
-        GraphShape { argmax: on_device && wanted == Wanted::Argmax, top, sequences: together, ..shape }
+        GraphShape { argmax, top, sequences: together, ..shape }
     }
 
     fn prepare(&mut self, shape: GraphShape, progress: &mut dyn FnMut(Progress)) -> Result<()> {
@@ -251,11 +267,10 @@ impl PagedEngine {
     ) -> Result<()> {
         // The CPU computes with the mapped weights: noticed here, a truncated file is an error and not a signal.
         self.model.file().check_mapped()?;
-        self.discard();
-        self.output_rows.clear();
-        self.loaded.clear();
-        self.argmax.clear();
-        self.top.count = 0;
+        if self.stages() == 1 {
+            self.discard();
+        }
+        self.clear_outputs();
         if !self.recurrent {
             self.tell_step(tokens, sequences, wanted)?;
             let computed = self.run_batch(tokens, sequences, wanted);
@@ -318,8 +333,11 @@ impl PagedEngine {
         Ok(true)
     }
 
-    /// Waits for the results of the step in flight. A step that follows it is in flight then.
+    /// Waits for the results of the step in flight; of several, those of the oldest. A step that follows it is in flight then.
     pub(super) fn finish(&mut self) -> Result<()> {
+        if self.stages() > 1 {
+            return self.receive_results();
+        }
         if self.in_flight.is_none() {
             return Ok(());
         }
@@ -336,6 +354,7 @@ impl PagedEngine {
 
     /// Forgets steps in flight, and waits for them: whatever failed in them does not show in the next one.
     pub(super) fn discard(&mut self) {
+        self.drain();
         let ahead = self.ahead.take();
         if self.in_flight.take().or(ahead).is_some() && self.session.wait().is_err() {
             self.lose_experts();
@@ -382,6 +401,10 @@ impl PagedEngine {
             experts.set_tables(&mut self.session, &shape)?;
         }
         self.session.start()?;
+        if self.stages() > 1 {
+            self.session.wait()?;
+            return self.pass_on(shape);
+        }
         if shape.rows == 0 || self.follows() {
             self.session.wait()?;
             return self.observe_experts(&shape);

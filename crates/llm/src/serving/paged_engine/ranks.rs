@@ -4,23 +4,42 @@ use std::sync::Arc;
 
 use super::super::page_pool::PageId;
 use super::{PagedEngine, StepSequence, StepToken, Wanted};
-use crate::engine::{END, next_message, unreadable};
+use crate::engine::END;
+use crate::ranks::CommandChannel;
 use crate::{Error, RankShare, Result};
 
 /// What every rank does.
 #[derive(Clone, PartialEq, Debug)]
 enum StepCommand {
-    Step { tokens: Vec<StepToken>, sequences: Vec<Vec<PageId>>, wanted: Wanted },
-    Copy { from: PageId, to: PageId },
+    Step {
+        tokens: Vec<StepToken>,
+        sequences: Vec<Vec<PageId>>,
+        wanted: Wanted,
+    },
+    Copy {
+        from: PageId,
+        to: PageId,
+    },
+    /// Sends this rank's part of a page to the first.
+    Read {
+        page: PageId,
+    },
+    /// Receives this rank's part of a page.
+    Write {
+        page: PageId,
+    },
     End,
 }
 
 const STEP: u8 = 10;
 const COPY: u8 = 11;
+const READ: u8 = 12;
+const WRITE: u8 = 13;
 
 /// Flags of a token.
 const OUTPUT: u32 = 1;
 const LOGITS: u32 = 2;
+const HIDDEN: u32 = 4;
 
 impl StepCommand {
     fn encode(&self) -> Vec<u8> {
@@ -35,9 +54,10 @@ impl StepCommand {
             StepCommand::Step { tokens, sequences, wanted } => {
                 let greedy = u32::from(*wanted == Wanted::Argmax);
                 words(STEP, &[greedy, tokens.len() as u32, sequences.len() as u32]);
-                for StepToken { token, position, sequence, output, logits, .. } in tokens {
+                for StepToken { token, position, sequence, output, hidden, logits } in tokens {
                     let sequence = u32::try_from(*sequence).unwrap_or(u32::MAX);
-                    let flags = u32::from(*output) * OUTPUT + u32::from(*logits) * LOGITS;
+                    let flags = [(*output, OUTPUT), (*logits, LOGITS), (*hidden, HIDDEN)];
+                    let flags = flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum();
                     words(STEP, &[*token, *position as u32, sequence, flags]);
                 }
                 for pages in sequences {
@@ -46,6 +66,8 @@ impl StepCommand {
                 }
             }
             StepCommand::Copy { from, to } => words(COPY, &[*from, *to]),
+            StepCommand::Read { page } => words(READ, &[*page]),
+            StepCommand::Write { page } => words(WRITE, &[*page]),
             StepCommand::End => words(END, &[]),
         }
         message
@@ -58,6 +80,8 @@ impl StepCommand {
         let command = match *kind {
             END => StepCommand::End,
             COPY => StepCommand::Copy { from: words.next()?, to: words.next()? },
+            READ => StepCommand::Read { page: words.next()? },
+            WRITE => StepCommand::Write { page: words.next()? },
             STEP => {
                 let wanted = if words.next()? == 1 { Wanted::Argmax } else { Wanted::Logits };
                 let [token_count, sequence_count] = [words.next()?, words.next()?];
@@ -69,8 +93,8 @@ impl StepCommand {
                         sequence => sequence as usize,
                     };
                     let flags = words.next()?;
-                    let (output, logits) = (flags & OUTPUT != 0, flags & LOGITS != 0);
-                    tokens.push(StepToken { token, position, sequence, output, hidden: false, logits });
+                    let [output, logits, hidden] = [OUTPUT, LOGITS, HIDDEN].map(|flag| flags & flag != 0);
+                    tokens.push(StepToken { token, position, sequence, output, hidden, logits });
                 }
                 let mut sequences = Vec::new();
                 for _ in 0..sequence_count {
@@ -105,10 +129,6 @@ impl PagedEngine {
         wanted: Wanted,
     ) -> Result<()> {
         let Some(leader) = &self.leader else { return Ok(()) };
-        if tokens.iter().any(|token| token.hidden) {
-            let reason = "hidden states and embeddings are not computed by several ranks yet".to_owned();
-            return Err(Error::Ranks { reason });
-        }
         let sequences = sequences.iter().map(|sequence| sequence.pages.to_vec()).collect();
         leader.send(StepCommand::Step { tokens: tokens.to_vec(), sequences, wanted }.encode())
     }
@@ -119,14 +139,18 @@ impl PagedEngine {
         self.leader.as_ref().map_or(Ok(()), |leader| leader.send(copy.encode()))
     }
 
-    /// An error where each rank has a part of a page.
-    pub(super) fn refuse_ranks(&self) -> Result<()> {
-        let reason = "each rank has a part of the KV cache, which is not saved yet";
-        self.ranks().map_or(Ok(()), |_| Err(Error::Ranks { reason: reason.to_owned() }))
+    /// Tells the other ranks that a page is read, if there are any: each sends its part.
+    pub(super) fn tell_read(&self, page: PageId) -> Result<()> {
+        self.leader.as_ref().map_or(Ok(()), |leader| leader.send(StepCommand::Read { page }.encode()))
+    }
+
+    /// Tells the other ranks that a page is written, if there are any: each gets its part.
+    pub(super) fn tell_write(&self, page: PageId) -> Result<()> {
+        self.leader.as_ref().map_or(Ok(()), |leader| leader.send(StepCommand::Write { page }.encode()))
     }
 
     /// The result of a step.
-    pub(super) fn together(&self, result: Result<()>) -> Result<()> {
+    pub(super) fn together<T>(&self, result: Result<T>) -> Result<T> {
         match self.ranks() {
             None => result,
             Some(ranks) => ranks.together(result),
@@ -138,9 +162,9 @@ impl PagedEngine {
         let Some(ranks) = self.ranks().filter(|ranks| !ranks.leads()).cloned() else {
             return Err(Error::Ranks { reason: "only ranks after the first follow".to_owned() });
         };
+        let commands = ranks.commands();
         loop {
-            let message = next_message(&**ranks.communicator())?;
-            match StepCommand::decode(&message).ok_or_else(unreadable)? {
+            match StepCommand::decode(&commands.next()?).ok_or_else(CommandChannel::unreadable)? {
                 StepCommand::Step { tokens, sequences, wanted } => {
                     let of = |pages| StepSequence { pages, ..StepSequence::NONE };
                     let sequences: Vec<StepSequence<'_>> =
@@ -148,6 +172,8 @@ impl PagedEngine {
                     self.start(&tokens, &sequences, wanted)?;
                 }
                 StepCommand::Copy { from, to } => self.copy_page(from, to)?,
+                StepCommand::Read { page } => drop(self.read_page(page)?),
+                StepCommand::Write { page } => self.write_page(page, &[])?,
                 StepCommand::End => return Ok(()),
             }
         }
@@ -165,7 +191,7 @@ mod tests {
             position: i as usize * 3,
             sequence: if i == 2 { usize::MAX } else { i as usize },
             output: i.is_multiple_of(2),
-            hidden: false,
+            hidden: i == 3,
             logits: i == 4,
         };
         let commands = [
@@ -176,6 +202,8 @@ mod tests {
             },
             StepCommand::Step { tokens: Vec::new(), sequences: Vec::new(), wanted: Wanted::Argmax },
             StepCommand::Copy { from: 3, to: 4 },
+            StepCommand::Read { page: 7 },
+            StepCommand::Write { page: 8 },
             StepCommand::End,
         ];
         for command in commands {

@@ -22,6 +22,14 @@ pub(super) struct TopRows {
 /// comes to, from its prompt to its end.
 const IDLE_PLANS: usize = 16;
 
+/// The argmax of a row of logits, unless their sum shows that one of them is not finite.
+pub(super) fn checked_argmax((token, sum): (i32, f32)) -> Result<u32, LogitsError> {
+    match u32::try_from(token) {
+        Ok(token) if sum.is_finite() => Ok(token),
+        _ => Err(LogitsError::NotFinite { token: token.max(0) as u32, logit: sum }),
+    }
+}
+
 impl PagedEngine {
     /// Gives memory back that steps get again when they need it: most plans, and the results of the latest step. Nothing happens
     /// while a step is in flight.
@@ -83,14 +91,10 @@ impl PagedEngine {
         let (numbers, _) = bytes.as_chunks::<4>();
         let (results, sums) = numbers.split_at(numbers.len().saturating_sub(rows));
         if shape.argmax {
-            let checked = |(token, sum): (&[u8; 4], &[u8; 4])| {
-                let (token, sum) = (i32::from_ne_bytes(*token), f32::from_ne_bytes(*sum));
-                match u32::try_from(token) {
-                    Ok(token) if sum.is_finite() => Ok(token),
-                    _ => Err(LogitsError::NotFinite { token: token.max(0) as u32, logit: sum }),
-                }
+            let both = |(token, sum): (&[u8; 4], &[u8; 4])| {
+                checked_argmax((i32::from_ne_bytes(*token), f32::from_ne_bytes(*sum)))
             };
-            self.argmax.extend(results.iter().zip(sums).map(checked));
+            self.argmax.extend(results.iter().zip(sums).map(both));
             return Ok(());
         }
         let (tokens, values) = results.split_at(rows * count);

@@ -1,0 +1,96 @@
+//! What the first rank tells the others to compute, as messages.
+
+use std::sync::Arc;
+
+use quadriga_cluster::{ClusterError, Communicator, Operation};
+
+use crate::{Error, Result};
+
+/// The way of messages from the first rank to all others.
+pub(crate) struct CommandChannel {
+    communicator: Arc<dyn Communicator>,
+    /// Stages of a pipeline take messages when they come to them, by this tag. Without, all ranks take each one together.
+    tag: Option<u16>,
+}
+
+/// Bytes of the first part of a message: a decode step needs no second one.
+const FIRST: usize = 64;
+
+impl CommandChannel {
+    pub(super) fn new(communicator: Arc<dyn Communicator>, tag: Option<u16>) -> CommandChannel {
+        CommandChannel { communicator, tag }
+    }
+
+    /// On the first rank: sends a message to all others.
+    pub(crate) fn send(&self, mut message: Vec<u8>) -> Result<()> {
+        Ok(self.exchange(&mut message)?)
+    }
+
+    /// On other ranks: waits for the next message of the first.
+    pub(crate) fn next(&self) -> Result<Vec<u8>> {
+        let mut message = Vec::new();
+        self.exchange(&mut message)?;
+        Ok(message)
+    }
+
+    /// That a message cannot be read.
+    pub(crate) fn unreadable() -> Error {
+        ClusterError::Disagreement("a message of rank 0 cannot be read; is it another version?".into()).into()
+    }
+
+    /// A message's length and first bytes, then the rest, if there is any.
+    fn exchange(&self, message: &mut Vec<u8>) -> std::result::Result<(), ClusterError> {
+        let mut first = [0u8; FIRST];
+        let head = (message.len() as u64).to_le_bytes().into_iter().chain(message.iter().copied());
+        first.iter_mut().zip(head).for_each(|(to, from)| *to = from);
+        self.pass(&mut first)?;
+        let (length, start) = first.split_at(8);
+        let length = length.try_into().map_or(0, u64::from_le_bytes) as usize;
+        if self.communicator.rank() != 0 {
+            message.clear();
+            message.extend(start.iter().take(length));
+            message.resize(length, 0);
+        }
+        match message.get_mut(start.len()..) {
+            Some(rest) if !rest.is_empty() => self.pass(rest),
+            _ => Ok(()),
+        }
+    }
+
+    /// Passes bytes of the first rank on to all others.
+    fn pass(&self, bytes: &mut [u8]) -> std::result::Result<(), ClusterError> {
+        let Some(tag) = self.tag else { return self.communicator.broadcast(bytes, 0) };
+        if self.communicator.rank() != 0 {
+            return self.communicator.run(Operation::Receive { bytes, from: 0, tag });
+        }
+        (1..self.communicator.size())
+            .try_for_each(|to| self.communicator.run(Operation::Send { bytes, to, tag }))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use quadriga_cluster::{Limits, in_process};
+
+    use super::*;
+
+    #[test]
+    fn messages_of_any_length_reach_all_ranks_in_order() {
+        let messages: Vec<Vec<u8>> = [0, 1, 55, 56, 57, 5000].map(|length| vec![length as u8; length]).into();
+        for tag in [None, Some(9)] {
+            let channels = in_process(3, Limits::default()).into_iter();
+            let mut channels = channels.map(|rank| CommandChannel::new(Arc::new(rank), tag));
+            let first = channels.next().unwrap();
+            std::thread::scope(|scope| {
+                for other in channels {
+                    let messages = &messages;
+                    scope.spawn(move || {
+                        messages.iter().for_each(|message| assert_eq!(other.next().unwrap(), *message));
+                    });
+                }
+                messages.iter().for_each(|message| first.send(message.clone()).unwrap());
+            });
+        }
+    }
+}
