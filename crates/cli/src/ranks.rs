@@ -114,6 +114,11 @@ fn even_out(ranks: &[[f32; 2]]) -> Vec<f64> {
     if most < least * SAME_SPEED { vec![1.0; speeds.len()] } else { speeds }
 }
 
+/// Whether standard input may never end: some launchers of ranks leave it open, so it is read where nothing else is given.
+pub(crate) fn may_never_end_input() -> bool {
+    quadriga_cluster::has_launcher()
+}
+
 /// Whether there are several ranks.
 pub(crate) fn are_several() -> bool {
     RANKS.get().is_some()

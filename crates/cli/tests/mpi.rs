@@ -268,7 +268,7 @@ fn ranks_embed_texts_as_one_process_does() {
         };
         let wanted = vectors(quadriga(arguments.into_iter().chain(["-t", "1"])));
         assert!(wanted.len() > 3 * 576, "{}", wanted.len());
-        for (ranks, how, most) in [(2, "pipeline", 1e-6), (2, "tensor", 1e-2)] {
+        for (ranks, how, most) in [(1, "auto", 1e-6), (2, "pipeline", 1e-6), (2, "tensor", 1e-2)] {
             let arguments = arguments.into_iter().chain(["--parallelism", how]);
             let found = vectors(mpirun(&family, ranks, arguments));
             assert_eq!(found.len(), wanted.len());

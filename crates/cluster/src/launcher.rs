@@ -18,6 +18,11 @@ pub fn launched() -> Option<(Launch, usize)> {
     launch_of(|name| env::var(name).ok())
 }
 
+/// Whether a launcher of ranks started this process, though it be the only rank.
+pub fn has_launcher() -> bool {
+    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"].iter().any(|name| env::var_os(name).is_some())
+}
+
 fn launch_of(variable: impl Fn(&str) -> Option<String>) -> Option<(Launch, usize)> {
     let ranks = |name: &str| variable(name)?.parse::<usize>().ok().filter(|ranks| *ranks > 1);
     if let Some(ranks) = ranks("OMPI_COMM_WORLD_SIZE") {

@@ -159,8 +159,8 @@ fn prompt(arguments: &RunArgs, words: &[String]) -> Outcome<String> {
         return piped_input::text(bytes, &path.display().to_string());
     }
     let words = words.join(" ");
-    // Only the first rank has standard input, and some launchers never close it: it is read where there is no other prompt.
-    if ranks::follows() || ranks::are_several() && !words.is_empty() {
+    // Only the first rank has standard input.
+    if ranks::follows() || ranks::may_never_end_input() && !words.is_empty() {
         return Ok(words);
     }
     match piped_input::read(!words.is_empty() && !arguments.model.quiet)? {

@@ -22,9 +22,8 @@ pub(super) fn gather(arguments: &EmbedArgs, words: &[String]) -> Outcome<Vec<Str
         }
         Some((_, text)) => lines(&text),
         None => {
-            // Some launchers of ranks never close standard input.
             let is_wanted =
-                !ranks::are_several() || words.is_empty() || words.iter().any(|word| word == STDIN);
+                !ranks::may_never_end_input() || words.is_empty() || words.iter().any(|word| word == STDIN);
             let piped = if is_wanted { piped_input::read(!arguments.model.quiet)? } else { None };
             if piped.is_none() && words.iter().any(|word| word == STDIN) {
                 return Err(Failure::Usage(
