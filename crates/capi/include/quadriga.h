@@ -279,7 +279,7 @@ typedef struct {
   int32_t offline;
   // Another chat template than the file's, or NULL.
   const char *chat_template;
-  // Adapters, added while the model runs.
+  // Adapters, added while the model runs: GGUF files, or folders that PEFT saves.
   const qd_adapter *adapters;
   // How many.
   size_t adapter_count;

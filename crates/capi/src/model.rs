@@ -3,7 +3,8 @@
 use std::ffi::{c_char, c_void};
 use std::path::Path;
 
-use quadriga::llm::{Adapter, Model};
+use quadriga::llm::Model;
+use quadriga::models::lora;
 
 use crate::arguments::{Parameters, array, give, give_text, optional_text, parameters, text};
 use crate::handle::{self, Handle};
@@ -46,7 +47,7 @@ pub struct qd_model_params {
     pub offline: i32,
     /// Another chat template than the file's, or NULL.
     pub chat_template: *const c_char,
-    /// Adapters, added while the model runs.
+    /// Adapters, added while the model runs: GGUF files, or folders that PEFT saves.
     pub adapters: *const qd_adapter,
     /// How many.
     pub adapter_count: usize,
@@ -126,7 +127,7 @@ unsafe fn open(name: Option<&str>, params: &qd_model_params) -> Outcome<Model> {
         for adapter in adapters {
             // SAFETY: the caller's promise.
             let path = unsafe { text(adapter.path, "the path of an adapter") }?;
-            opened.push(Adapter::open(path, adapter.scale)?);
+            opened.push(lora::open(Path::new(path), adapter.scale, model.file())?);
         }
         model = model.with_adapters(&opened)?;
     }

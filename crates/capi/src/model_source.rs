@@ -7,7 +7,7 @@ use quadriga::llm::{EngineOptions, Model, Placement, default_model};
 use quadriga::models::hub::{Hub, HubError, HubSettings, ModelCache, RepositoryName};
 use quadriga::runtime::Backend;
 
-use crate::status::{Failure, Outcome, QD_STATUS_CALLBACK, QD_STATUS_NOT_FOUND};
+use crate::status::{Failure, Outcome, QD_STATUS_CALLBACK, QD_STATUS_INVALID_ARGUMENT, QD_STATUS_NOT_FOUND};
 
 /// Is told bytes done and in all; false ends the download.
 pub(crate) type DownloadProgress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
@@ -30,6 +30,10 @@ pub(crate) fn find(
             false => error.into(),
         });
     };
+    if name.is_empty() {
+        let message = "the name of the model is empty; it is a file, ORG/REPO or ORG/REPO:QUANT of a hub, or NULL for the default model";
+        return Err(Failure::new(QD_STATUS_INVALID_ARGUMENT, message));
+    }
     let path = Path::new(name);
     if path.exists() {
         return Ok(path.to_owned());

@@ -6,6 +6,7 @@ use quadriga::gguf;
 use quadriga::graph::BuildError;
 use quadriga::llm;
 use quadriga::models::hub::HubError;
+use quadriga::models::lora::LoraError;
 use quadriga::runtime::memory::AllocatorError;
 use quadriga::runtime::{BackendError, RuntimeError};
 
@@ -238,6 +239,16 @@ fn file_code(error: &gguf::Error) -> qd_status {
 /// A failure of a GGUF file.
 pub(crate) fn file_failure(error: &gguf::Error) -> Failure {
     Failure::new(file_code(error), error.to_string())
+}
+
+impl From<LoraError> for Failure {
+    fn from(error: LoraError) -> Failure {
+        match error {
+            LoraError::Model(error) => error.into(),
+            LoraError::Gguf(error) => llm::Error::from(error).into(),
+            other => Failure::new(QD_STATUS_FILE, other.to_string()),
+        }
+    }
 }
 
 impl From<HubError> for Failure {

@@ -20,6 +20,14 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     Ok((number * 1024f64.powi(factor)) as u64)
 }
 
+/// Parses a number of bytes of which there must be one.
+pub(crate) fn parse_positive(text: &str) -> Result<u64, String> {
+    match parse(text)? {
+        0 => Err("must be at least 1 byte".to_owned()),
+        bytes => Ok(bytes),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

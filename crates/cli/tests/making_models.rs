@@ -51,6 +51,51 @@ fn a_copy_keeps_all_tensors_and_layers_can_be_pruned() {
 /// Each command asks for the default model, which a script in place of pip does not have.
 #[cfg(unix)]
 #[test]
+fn an_adapter_without_effect_changes_no_tensor_and_one_of_peft_becomes_a_file() {
+    let fixture = Fixture::new(&["--type", "f32"]);
+    let (peft, adapter, out) = (fixture.path("peft"), fixture.path("adapter.gguf"), fixture.path("out.gguf"));
+    fs::create_dir(&peft).unwrap();
+    let config = r#"{ "peft_type": "LORA", "r": 1, "lora_alpha": 1 }"#;
+    fs::write(peft.join("adapter_config.json"), config).unwrap();
+    let name = |end: &str| format!("base_model.model.model.layers.0.mlp.up_proj.lora_{end}.weight");
+    let model = quadriga_gguf::File::open(&fixture.model).unwrap();
+    let shape = model.tensor("blk.0.ffn_up.weight").unwrap().shape().dims().to_vec();
+    let (outputs, inputs) = (shape[0], shape[1]);
+    let header = format!(
+        r#"{{"{}":{{"dtype":"F32","shape":[1,{inputs}],"data_offsets":[0,{}]}},"{}":{{"dtype":"F32","shape":[{outputs},1],"data_offsets":[{},{}]}}}}"#,
+        name("A"),
+        4 * inputs,
+        name("B"),
+        4 * inputs,
+        4 * (inputs + outputs)
+    );
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.bytes());
+    bytes.extend((0..inputs + outputs).flat_map(|index| (index as f32 / 64.0).to_le_bytes()));
+    fs::write(peft.join("adapter_model.safetensors"), bytes).unwrap();
+    let convert = ["convert", text(&peft), "-o", text(&adapter)];
+    output(&mut quadriga(convert)).failed(2, &["peft", "--base"]);
+    let done = output(quadriga(convert).arg("--base").arg(&fixture.model)).success();
+    assert!(done.err.contains("adapter for 1 matrix"), "{done:?}");
+    for (scale, changed) in [("", "1 tensor changed"), ("=0", "0 tensors changed")] {
+        let lora = format!("{}{scale}", text(&adapter));
+        let line = ["lora", "-m", text(&fixture.model), "--lora", &lora, "-o", text(&out)];
+        let done = output(&mut quadriga(line)).success();
+        assert!(done.err.contains(changed), "{done:?}");
+    }
+    let same = |path: &Path| {
+        quadriga_gguf::File::open(path).unwrap().tensor("blk.0.ffn_up.weight").unwrap().bytes().to_vec()
+    };
+    assert_eq!(same(&out), same(&fixture.model));
+    let nothing = ["split", text(&fixture.model), "part", "--split-max-size", "0"];
+    let refused = output(&mut quadriga(nothing)).failed_usage();
+    assert!(
+        refused.err.contains("--split-max-size") && refused.err.contains("at least 1 byte"),
+        "{refused:?}"
+    );
+}
+
+#[test]
 fn the_word_default_names_the_default_model() {
     use std::os::unix::fs::PermissionsExt;
     let fixture = Fixture::new(&[]);

@@ -105,6 +105,7 @@ fn wrong_values_are_refused() {
     let (fixture, file) = fixture("q8_0");
     let (model, out) = (text(&fixture.model), fixture.path("out.gguf"));
     run(&["quantize", model, text(&out), "Q4_KM"]).failed(2, &["Q4_KM", "did you mean Q4_K_M?"]);
+    run(&["quantize", model, text(&out), "Xy"]).failed(2, &["\"Xy\" is no type. Types and mixes"]);
     run(&["quantize", model, text(&out), "Q4_0", "many"]).failed(2, &["THREADS", "many"]);
     run(&["quantize", model, text(&out), "Q4_0"]).failed(1, &["already Q8_0", "--allow-requantize"]);
     run(&["quantize", "--tensor-type", "attn_v", model, text(&out), "Q4_0"]).failed(2, &["attn_v"]);
@@ -166,8 +167,9 @@ fn fitting_keeps_to_the_size_and_uses_it() {
             .unwrap()
     };
     assert!(planned(&["--vram", "-c", "64"]) < planned(&[]));
-    run(&["quantize", "--fit", "10k", text(&fixture.model), text(&out)])
+    let small = run(&["quantize", "--fit", "10k", text(&fixture.model), text(&out)])
         .failed(1, &["--fit 10", "at least", "smallest types"]);
+    assert!(!small.err.contains(" ,"), "{small:?}");
     run(&["quantize", "--fit", "10k", "--vram", text(&fixture.model), text(&out)])
         .failed(1, &["KV cache and buffers", "-c N"]);
 }
@@ -180,7 +182,8 @@ fn importance_is_computed_merged_resumed_and_used() {
         let common = ["imatrix", "-q", "-m", model, "--chunk-size", "64", "-o", text(out)];
         output(quadriga(common).args(flags))
     };
-    imatrix(&all, &["-f", text(&file)]).success();
+    let quiet = imatrix(&all, &["-f", text(&file)]).success();
+    assert_eq!((quiet.out.as_str(), quiet.err.as_str()), ("", ""));
     let entries = |path: &Path| quadriga_models::importance::ImportanceMatrix::read(path).unwrap();
     let whole = entries(&all);
     assert!(whole.entries.contains_key("blk.1.ffn_down.weight") && whole.chunk_count >= 4, "{whole:?}");
@@ -201,6 +204,11 @@ fn importance_is_computed_merged_resumed_and_used() {
     }
     let again = imatrix(&first, &["-f", text(&file), "--resume"]).success();
     assert!(again.err.contains("all chunks"), "{again:?}");
+    // Fewer chunks than the file has are not all of the text.
+    let short = fixture.path("short.gguf");
+    imatrix(&short, &["-f", text(&file), "--chunks", "2"]).success();
+    let fewer = imatrix(&short, &["-f", text(&file), "--chunks", "1", "--resume"]).success();
+    assert!(fewer.err.contains("has 2 chunks") && fewer.err.contains("--chunks 1"), "{fewer:?}");
     // The file says with what it was quantized, and the weights differ.
     let (with, without) = (fixture.path("with.gguf"), fixture.path("without.gguf"));
     run(&["quantize", "-q", "--no-check", "--imatrix", text(&all), model, text(&with), "Q4_K_S"]).success();
@@ -528,4 +536,31 @@ fn a_fitted_file_of_many_small_tensors_keeps_to_the_size() {
         let found = fs::metadata(&out).unwrap().len();
         assert!(found <= size, "{found} of {size}");
     }
+}
+
+#[test]
+fn keys_with_which_the_result_cannot_be_loaded_are_an_error() {
+    let (fixture, _) = fixture("f16");
+    let (model, out) = (text(&fixture.model), fixture.path("out.gguf"));
+    for flags in [&["-q"][..], &["--no-check"], &[]] {
+        let wrong = ["--override-kv", "llama.attention.head_count=int:7"];
+        let done = output(quadriga(["quantize"]).args(wrong).args(flags).args([model, text(&out), "Q8_0"]));
+        assert_eq!(done.code, Some(1), "{done:?}");
+        let parts = ["out.gguf", "cannot be loaded", "--override-kv", "kept"];
+        assert!(parts.iter().all(|part| done.err.contains(part)), "{done:?}");
+        assert!(out.exists());
+    }
+    run(&["quantize", "-q", "--override-kv", "general.name=str:x", model, text(&out), "Q8_0"]).success();
+}
+
+#[test]
+fn chunks_beyond_the_trained_context_are_warned_of() {
+    let fixture = Fixture::new(&["--context", "64"]);
+    let file = fixture.path("text.txt");
+    fs::write(&file, "The quick brown fox jumps over the lazy dog. 0123456789\n".repeat(8)).unwrap();
+    let measure = |chunk: &str| {
+        run(&["perplexity", text(&fixture.model), "-f", text(&file), "--chunk-size", chunk]).success().err
+    };
+    assert!(measure("128").contains("128 tokens is past the 64 tokens"));
+    assert!(!measure("64").contains("past the"));
 }

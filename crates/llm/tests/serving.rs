@@ -874,7 +874,21 @@ fn a_saved_prefix_is_found_by_another_batcher_and_changes_no_answer() {
     second.check().unwrap();
     assert_eq!(answer(&mut second, &spec), (wanted.clone(), 192));
 
-    for wrong in [&saved[..4], &saved[..60], &saved[..saved.len() - 1], b"something else entirely"] {
+    // One bit of a page, of a token, of the number of pages and of the checksum; and the format before checksums.
+    let flipped = |place: usize| {
+        let mut damaged = saved.clone();
+        damaged[place] ^= 1;
+        damaged
+    };
+    let pages = saved.len() - 32 - 8 * 7;
+    let damaged = [saved.len() / 2, pages, 64, 56, saved.len() - 1].map(flipped);
+    let refused = |wrong: &[u8]| new(12).restore_prefix(wrong).unwrap_err().to_string();
+    assert!(refused(&damaged[0]).contains("checksum"), "{}", refused(&damaged[0]));
+    let older = [b"QDGPFX01", &saved[8..]].concat();
+    assert!(refused(&older).contains("version 1"), "{}", refused(&older));
+    let cut: [&[u8]; 5] =
+        [&saved[..4], &saved[..60], &saved[..saved.len() - 1], b"something else entirely", &older];
+    for wrong in damaged.iter().map(Vec::as_slice).chain(cut) {
         let mut third = new(12);
         assert!(matches!(third.restore_prefix(wrong), Err(Error::SavedState { .. })));
         third.check().unwrap();

@@ -864,3 +864,32 @@ fn a_token_id_beyond_any_vocabulary_takes_no_memory() {
     let error = run(folder.path(), &options("F32")).unwrap_err().to_string();
     assert!(error.contains("<image>") && error.contains("16777215"), "{error}");
 }
+
+#[test]
+fn every_token_that_ends_generation_ends_it_after_conversion() {
+    let converted = |ids: Value| {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), &llama_config(), &llama_tensors(), "F32");
+        let path = folder.path().join("tokenizer_config.json");
+        fs::write(path, json!({ "add_bos_token": false }).to_string()).unwrap();
+        fs::write(folder.path().join("generation_config.json"), json!({ "eos_token_id": ids }).to_string())
+            .unwrap();
+        let output = folder.path().join("out.gguf");
+        let report = convert(folder.path(), &output, &options("F32"), &mut |_| ControlFlow::Continue(()));
+        let file = File::open(&output).unwrap();
+        let endings: Vec<Option<u32>> = ["eos", "eot", "eom"]
+            .iter()
+            .map(|key| file.find(&format!("tokenizer.ggml.{key}_token_id")).unwrap())
+            .collect();
+        let vocabulary = quadriga_llm::tokenizer::Tokenizer::from_file(&file).unwrap();
+        let ends: Vec<u32> = (0..8).filter(|token| vocabulary.is_end(*token)).collect();
+        (endings, ends, report.unwrap().notes.join("\n"))
+    };
+    let (keys, ends, notes) = converted(json!([1, 3]));
+    assert_eq!((keys, ends), (vec![Some(1), Some(3), None], vec![1, 3]));
+    assert!(!notes.contains("eos_token_id"), "{notes}");
+    let (keys, ends, notes) = converted(json!([1, 3, 5, 1, 7]));
+    assert_eq!((keys, ends), (vec![Some(1), Some(3), Some(5)], vec![1, 3, 5]));
+    assert!(notes.contains("token 7") && notes.contains("stop string"), "{notes}");
+    assert_eq!(converted(json!(2)).0, [Some(2), None, None]);
+}

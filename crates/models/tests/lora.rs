@@ -225,7 +225,12 @@ fn a_peft_adapter_equals_weights_that_were_changed_before_conversion() {
         ),
     ] {
         let peft = folder.path().join("peft");
-        let pairs: Vec<TestTensor> = MODULES.iter().flat_map(|module| pair(*module, 4)).collect();
+        let mut pairs: Vec<TestTensor> = MODULES.iter().flat_map(|module| pair(*module, 4)).collect();
+        // PEFT saves the embedding and the output as they were beside their adapters.
+        for (name, outputs, inputs) in &MODULES[5..] {
+            let name = format!("base_model.model.{name}.base_layer.weight");
+            pairs.push(TestTensor::new(&name, &[*outputs, *inputs]));
+        }
         write_peft(&peft, &options, &pairs);
         // The reference: W + factor · B·A, computed on the model's own files.
         let mut changed = tensors.clone();
@@ -253,6 +258,11 @@ fn a_peft_adapter_equals_weights_that_were_changed_before_conversion() {
             merge(&path, &[adapter], &merged, &mut |_, _| ControlFlow::Continue(())).unwrap();
             let merged = logits(Model::open(&merged).unwrap());
             assert!(difference(&expected, &merged) < 1e-5, "{options} {}", difference(&expected, &merged));
+            // As a GGUF file, the adapter is the same.
+            let converted = folder.path().join("adapter.gguf");
+            assert_eq!(lora::convert(&place, &path, &converted).unwrap(), MODULES.len());
+            let adapter = Adapter::open(&converted, 1.0).unwrap();
+            assert_eq!(logits(Model::open(&path).unwrap().with_adapters(&[adapter]).unwrap()), run);
         }
     }
 }

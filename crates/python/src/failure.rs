@@ -6,6 +6,7 @@ use quadriga::OpenError;
 use quadriga_graph::BuildError;
 use quadriga_llm::Error as LlmError;
 use quadriga_models::hub::HubError;
+use quadriga_models::lora::LoraError;
 use quadriga_runtime::{BackendError, RuntimeError};
 use quadriga_server::error::{ApiError, ErrorKind};
 
@@ -93,6 +94,15 @@ impl From<HubError> for Failure {
             _ => "HubError",
         };
         Failure::new(class, error.to_string())
+    }
+}
+
+impl From<LoraError> for Failure {
+    fn from(error: LoraError) -> Failure {
+        match error {
+            LoraError::Model(error) => error.into(),
+            other => Failure::new("ModelError", other.to_string()),
+        }
     }
 }
 

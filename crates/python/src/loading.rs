@@ -11,8 +11,9 @@ use quadriga_gguf::File;
 use quadriga_graph::{DType, PAGE_SLOTS};
 use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, PlacedModel, Placement, TensorOverride};
 use quadriga_llm::serving::{Batcher, BatcherOptions, CacheFile};
-use quadriga_llm::{Adapter, EmbedderOptions, EngineOptions, GeneratorOptions, Model, default_model};
+use quadriga_llm::{EmbedderOptions, EngineOptions, GeneratorOptions, Model, default_model};
 use quadriga_models::hub::{Hub, HubError, HubSettings, ModelCache, RepositoryName, choices};
+use quadriga_models::lora;
 use quadriga_runtime::{Backend, DeviceKind};
 use quadriga_server::ServedModel;
 
@@ -87,7 +88,7 @@ impl LoadOptions {
         let mut model = file.map_err(quadriga_llm::Error::from).and_then(Model::from_file).map_err(named)?;
         if !self.paths.lora.is_empty() {
             let open = |(path, scale): &(PathBuf, f32)| {
-                Adapter::open(path, *scale).map_err(|error| name_file(Failure::of_llm(&error), path))
+                lora::open(path, *scale, model.file()).map_err(|error| name_file(error.into(), path))
             };
             let adapters = self.paths.lora.iter().map(open).collect::<Outcome<Vec<_>>>()?;
             model = model.with_adapters(&adapters)?;

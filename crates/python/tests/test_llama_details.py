@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import types
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import pytest
 import quadriga
 from hub_server import hub
+from quadriga._requests import closed_schema
 from quadriga.llama_cpp import Llama, LlamaGrammar, StoppingCriteriaList
 from quadriga.llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -270,3 +272,44 @@ def test_answers_as_objects_of_openai(llm: Llama, monkeypatch: pytest.MonkeyPatc
     assert llm.create_chat_completion_openai_v1(**ask).object == "chat.completion"
     chunks = list(llm.create_chat_completion_openai_v1(**ask, stream=True))
     assert chunks[0].object == "chat.completion.chunk"
+
+
+def test_objects_have_the_properties_that_a_schema_lists(llm: Llama) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["n"]}
+    formats = ({"type": "json_object", "schema": schema}, {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}})
+    ask: dict[str, Any] = {"messages": [{"role": "user", "content": "Describe Peru as JSON."}], "temperature": 0, "max_tokens": 60}
+    for wanted in formats:
+        answer = llm.create_chat_completion(**ask, response_format=wanted)["choices"][0]
+        assert answer["finish_reason"] == "stop" and list(json.loads(answer["message"]["content"])) == ["n"]
+    grammar = LlamaGrammar.from_json_schema(json.dumps(schema))
+    assert list(json.loads(llm("A country: ", grammar=grammar, temperature=0, max_tokens=60)["choices"][0]["text"])) == ["n"]
+    assert "additionalProperties" not in schema
+
+
+def test_schemas_are_closed_where_that_refuses_nothing() -> None:
+    point = {"properties": {"x": {"type": "number"}, "properties": {"type": "object", "properties": {"type": {}}}}}
+    closed = closed_schema({"$defs": {"point": point}, "items": {"$ref": "#/$defs/point"}, "default": {"properties": {}}})
+    assert closed["$defs"]["point"]["additionalProperties"] is False
+    assert closed["$defs"]["point"]["properties"].keys() == {"x", "properties"}
+    assert closed["$defs"]["point"]["properties"]["properties"]["additionalProperties"] is False
+    assert closed["items"] == {"$ref": "#/$defs/point"} and closed["default"] == {"properties": {}}
+    for unchanged in ({"allOf": [point, point]}, {"type": "object"}, {**point, "additionalProperties": True}, {**point, "anyOf": [{}]}):
+        assert closed_schema(unchanged).get("additionalProperties", True) is True
+
+
+def test_constants_are_those_of_llama_cpp(tiny_path: Path) -> None:
+    from quadriga import llama_cpp
+
+    llama = Llama(
+        model_path=tiny_path,
+        n_ctx=64,
+        type_k=llama_cpp.GGML_TYPE_Q8_0,
+        type_v=llama_cpp.GGML_TYPE_F16,
+        split_mode=llama_cpp.LLAMA_SPLIT_MODE_LAYER,
+        pooling_type=llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED,
+        rope_scaling_type=llama_cpp.LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED,
+    )
+    with pytest.raises(TypeError, match="needs bytes"):
+        llama.tokenize("a text")  # pyright: ignore[reportArgumentType]
+    assert llama.tokenize(b"a") == llama.tokenize(bytearray(b"a"))  # pyright: ignore[reportArgumentType]
+    llama.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import quadriga
+from quadriga.llama_cpp import Llama
 
 
 def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
@@ -87,9 +89,42 @@ def test_a_saved_kv_cache_is_found_by_another_model(tiny_path: Path) -> None:
             second.load_state(saved[: len(saved) // 2])
         with pytest.raises(quadriga.StateError):
             second.load_state(b"something else")
+        damaged = bytearray(saved)
+        damaged[len(saved) // 2] ^= 1
+        with pytest.raises(quadriga.StateError, match="damaged"):
+            second.load_state(bytes(damaged))
+        # What was not computed is not there.
+        assert second.load_state(second.save_state([5] * 200)) == 0
     with quadriga.Model(tiny_path, n_ctx=1024, cache_type="f32") as other:
         with pytest.raises(quadriga.StateError):
             other.load_state(saved)
+
+
+def test_a_folder_of_peft_is_an_adapter(tiny_path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "peft"
+    folder.mkdir()
+    with quadriga.Model(tiny_path, n_ctx=256) as model:
+        width = model.n_embd
+        plain = np.asarray(model.logits([5, 6, 7]))
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 4}')
+    header: dict[str, object] = {}
+    data = b""
+    for end, shape in (("A", (2, width)), ("B", (width, 2))):
+        matrix = np.random.default_rng(3).standard_normal(shape, dtype=np.float32).tobytes()
+        name = f"base_model.model.model.layers.0.self_attn.q_proj.lora_{end}.weight"
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(matrix)]}
+        data += matrix
+    text = json.dumps(header).encode()
+    (folder / "adapter_model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    with quadriga.Model(tiny_path, n_ctx=256, lora=[folder]) as model:
+        changed = np.asarray(model.logits([5, 6, 7]))
+    assert np.abs(changed - plain).max() > 1e-2
+    llama = Llama(model_path=tiny_path, lora_path=str(folder), n_ctx=256)
+    assert np.abs(np.asarray(llama.model.logits([5, 6, 7])) - changed).max() < 1e-5
+    llama.close()
+    (folder / "adapter_config.json").write_text('{"peft_type": "IA3", "lora_alpha": 4}')
+    with pytest.raises(quadriga.ModelError, match="adapter_config.json.*IA3"):
+        quadriga.Model(tiny_path, lora=folder)
 
 
 def test_prefixes_are_computed_once(tiny: quadriga.Model) -> None:

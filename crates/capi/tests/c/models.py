@@ -1,5 +1,6 @@
-"""Writes the models of text.c into a folder: a reranker, made of an encoder, and an adapter. `models.py ENCODER FOLDER`."""
+"""Writes the models of text.c into a folder: a reranker, made of an encoder, an adapter, and one of PEFT. `models.py ENCODER FOLDER`."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -38,3 +39,16 @@ writer.write_header_to_file()
 writer.write_kv_data_to_file()
 writer.write_tensors_to_file()
 writer.close()
+
+# The same kind of matrices as PEFT saves them.
+peft = folder / "peft"
+peft.mkdir(exist_ok=True)
+(peft / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2}))
+header, data = {}, b""
+for end, shape in (("A", (2, 64)), ("B", (64, 2))):
+    matrix = np.random.default_rng(3).standard_normal(shape, dtype=np.float32).tobytes()
+    name = f"base_model.model.model.layers.0.self_attn.q_proj.lora_{end}.weight"
+    header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(matrix)]}
+    data += matrix
+text = json.dumps(header).encode()
+(peft / "adapter_model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)

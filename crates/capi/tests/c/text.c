@@ -56,6 +56,20 @@ static void adapters(void) {
   two[0].scale = 0.5f;
   params.adapter_count = 2;
   logits_of(&params, halves);
+  /* The folder of an adapter of PEFT. */
+  char folder[1100];
+  snprintf(folder, sizeof folder, "%s/peft", paths[4]);
+  qd_adapter peft = {folder, 1};
+  float with_folder[VOCABULARY];
+  params.adapters = &peft;
+  params.adapter_count = 1;
+  logits_of(&params, with_folder);
+  CHECK(difference(plain, with_folder) > 1e-2f);
+  snprintf(folder, sizeof folder, "%s/no-such-folder", paths[4]);
+  CHECK(qd_model_open(paths[0], &params, &error) == NULL && strstr(error.message, "no-such-folder") != NULL);
+  params.adapters = two;
+  params.adapter_count = 2;
+  CHECK(qd_model_open("", NULL, &error) == NULL && error.code == QD_STATUS_INVALID_ARGUMENT && strstr(error.message, "empty") != NULL);
   CHECK(difference(plain, none) < 1e-4f);
   CHECK(difference(plain, whole) > 1e-2f);
   CHECK(difference(whole, halves) < 1e-3f);
@@ -289,6 +303,7 @@ int main(int argc, char **argv) {
   if (argc < 2) return EXIT_FAILURE;
   const char *names[] = {"model", "encoder", "reranker", "adapter"};
   for (int i = 0; i < 4; i++) snprintf(paths[i], sizeof paths[i], "%s/%s.gguf", argv[1], names[i]);
+  snprintf(paths[4], sizeof paths[4], "%s", argv[1]);
   adapters();
   hub(argv[1]);
   embeddings();

@@ -1,4 +1,4 @@
-//! `quadriga convert`: a folder of safetensors, or a repository of the hub, to a GGUF file.
+//! `quadriga convert`: a folder of safetensors, a repository of the hub, or an adapter of PEFT to a GGUF file.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -7,6 +7,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_gguf::{File, Summary};
 use quadriga_models::convert::{self, ConvertError, ConvertOptions, TargetType};
 use quadriga_models::hub::{Hub, HubError, RemoteFile, RepositoryName};
+use quadriga_models::lora;
+use quadriga_view::format::plural;
 
 use crate::failure::{Failure, Outcome};
 use crate::hub::HubAccess;
@@ -21,6 +23,9 @@ pub(crate) struct ConvertArgs {
     /// GGUF file to write
     #[arg(short, long, alias = "outfile", value_name = "FILE", required_unless_present = "classes")]
     output: Option<PathBuf>,
+    /// Convert a LoRA adapter of PEFT in FOLDER, which belongs to this GGUF file
+    #[arg(long, value_name = "FILE", requires = "model", conflicts_with_all = ["target", "pre", "name", "no_vocab"])]
+    base: Option<PathBuf>,
     /// Type of the matrices [default: that of the safetensors files]
     #[arg(long = "type", alias = "outtype", value_name = "TYPE", value_parser = target)]
     target: Option<TargetType>,
@@ -69,7 +74,20 @@ pub(crate) fn convert(arguments: &ConvertArgs) -> Outcome {
         return Ok(());
     }
     let (Some(model), Some(output)) = (&arguments.model, &arguments.output) else { return Ok(()) };
+    if let Some(base) = &arguments.base {
+        let count = lora::convert(Path::new(model), base, output)?;
+        if !arguments.quiet {
+            let matrices = plural(count, "matrix", "matrices");
+            note!("wrote {}: a LoRA adapter for {matrices}", output.display());
+        }
+        return Ok(());
+    }
     let folder = arguments.folder(model)?;
+    if folder.join("adapter_config.json").is_file() && !folder.join("config.json").is_file() {
+        let reason =
+            "a LoRA adapter of PEFT is converted with --base MODEL.gguf, the model that it belongs to";
+        return Err(Failure::Usage(format!("{model}: {reason}")));
+    }
     let default = ConvertOptions::default();
     let options = ConvertOptions {
         target: arguments.target,

@@ -86,7 +86,9 @@ pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
             ));
         };
         merged.write(&arguments.output)?;
-        note!("wrote {}: {}", arguments.output.display(), summary(&merged));
+        if !arguments.model.quiet {
+            note!("wrote {}: {}", arguments.output.display(), summary(&merged));
+        }
         return Ok(());
     };
     let text = read_text(text_file)?;
@@ -113,7 +115,14 @@ pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
         rest = rest.get(..wanted).unwrap_or(rest);
     }
     if rest.len() < chunk_size && resumed {
-        note!("quadriga: {} has all chunks of the text already", arguments.output.display());
+        let path = arguments.output.display();
+        match arguments.chunks {
+            wanted if (1..=done).contains(&wanted) => note!(
+                "quadriga: {path} has {} of the text already, nothing is left of --chunks {wanted}; without --chunks, the rest is computed",
+                plural(done, "chunk", "chunks")
+            ),
+            _ => note!("quadriga: {path} has all chunks of the text already"),
+        }
         return Ok(());
     }
     if tokens.len() >= chunk_size && skipped.saturating_add(chunk_size) > tokens.len() {
@@ -155,7 +164,9 @@ pub(crate) fn imatrix(arguments: &ImatrixArgs) -> Outcome {
     }
     let matrix = with_earlier(matrix)?;
     matrix.write(&arguments.output)?;
-    note!("wrote {}: {}", arguments.output.display(), summary(&matrix));
+    if !arguments.model.quiet {
+        note!("wrote {}: {}", arguments.output.display(), summary(&matrix));
+    }
     if ctrl_c.is_pressed() {
         note!("quadriga: interrupted; --resume continues");
         return Err(Failure::Interrupted);

@@ -7,6 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_gguf::File;
 use quadriga_models::check_output;
 use quadriga_models::lora::{self, LoraError};
+use quadriga_view::format::plural;
 
 use crate::failure::{Failure, Outcome};
 use crate::hub_model::HubModel;
@@ -49,7 +50,7 @@ pub(crate) fn lora(arguments: &LoraArgs) -> Outcome {
     bar.finish_and_clear();
     let count = merged?;
     if !arguments.quiet {
-        note!("wrote {}: {count} tensors changed", arguments.output.display());
+        note!("wrote {}: {} changed", arguments.output.display(), plural(count, "tensor", "tensors"));
     }
     Ok(())
 }

@@ -23,7 +23,7 @@ pub(crate) struct SplitArgs {
     #[arg(long, value_name = "N", value_parser = crate::values::at_least_one)]
     split_max_tensors: Option<usize>,
     /// Most bytes of tensors in a part, such as 2G; a larger tensor has a part of its own
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_positive)]
     split_max_size: Option<u64>,
     /// Write no tensors into the first part
     #[arg(long)]

@@ -49,6 +49,11 @@ const EXCEPTIONS: &[(&str, &[&str])] = &[
     ("</s>", &["<|tool_response>"]),
 ];
 
+/// Whether a token with this text ends generation in most vocabularies, whatever its file says.
+pub fn is_known_ending(text: &str) -> bool {
+    ENDINGS.contains(&text)
+}
+
 /// Finds the end-of-generation tokens, and turns those with a well-known text into control tokens.
 pub(super) fn mark_endings(vocabulary: &mut Vocabulary) -> FxHashSet<u32> {
     let texts: FxHashSet<&str> =

@@ -35,6 +35,7 @@ mod unigram;
 mod vocabulary;
 mod word_piece;
 
+pub use endings::is_known_ending;
 pub use stream::Detokenizer;
 pub(crate) use stream::Pending;
 pub use vocabulary::{TokenType, Vocabulary};

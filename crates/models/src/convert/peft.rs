@@ -204,6 +204,9 @@ const ENDS: &[(&str, bool)] = &[
     (".lora_embedding_B.default", false),
 ];
 
+/// The end of the name of the model's own matrix, which PEFT saves beside an adapter of the embedding or the output.
+const UNCHANGED: &str = ".base_layer.weight";
+
 /// What the modules of token embeddings are called.
 const EMBEDDINGS: &[&str] = &["embed_tokens", "wte", "word_embeddings", "tok_embeddings"];
 
@@ -216,6 +219,9 @@ fn modules(store: &TensorStore, file: &str) -> ConvertResult<(Vec<PeftModule>, O
     };
     let mut pairs: BTreeMap<String, (Option<String>, Option<String>)> = BTreeMap::new();
     for name in store.names() {
+        if name.ends_with(UNCHANGED) {
+            continue;
+        }
         let Some((module, first)) = split(name) else {
             let reason = "only the matrices lora_A and lora_B of linear layers and embeddings are supported; \
                           merge the adapter with PEFT, and convert the result";

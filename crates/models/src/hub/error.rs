@@ -30,6 +30,13 @@ pub enum HubError {
     #[error("{what} was not found (HTTP 404); check the spelling of ORG/REPO, and that it is public")]
     NotFound { what: String },
     #[error(
+        "{repository} has no revision {revision:?} (HTTP 404); a branch, a tag, a commit or refs/pr/N is spelled \
+         {repository}@REVISION, or --revision REVISION"
+    )]
+    RevisionNotFound { repository: String, revision: String },
+    #[error("the hub has no file {file} at this revision (HTTP 404); it may have been removed, try again")]
+    FileNotFound { file: String },
+    #[error(
         "{url}: too many requests (HTTP 429), also after {attempts} attempts; try again later, or set HF_TOKEN"
     )]
     RateLimited { url: String, attempts: u32 },

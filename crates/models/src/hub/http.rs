@@ -248,7 +248,7 @@ impl Http {
                 };
                 HubError::Denied { repository: what.to_owned(), status, advice }.into()
             }
-            404 | 410 => HubError::NotFound { what: what.to_owned() }.into(),
+            404 | 410 => not_found(answer.header("x-error-code").unwrap_or_default(), &url, what).into(),
             status if retry_after(answer).is_some_and(|wait| wait > MAX_WAIT) => {
                 let seconds = retry_after(answer).unwrap_or_default().as_secs();
                 HubError::Busy { url, status, seconds, most: MAX_WAIT.as_secs() }.into()
@@ -262,6 +262,18 @@ impl Http {
             }
             status => HubError::Status { url, status }.into(),
         }
+    }
+}
+
+/// What is missing, by the hub's code for it.
+fn not_found(code: &str, url: &str, what: &str) -> HubError {
+    let what = what.to_owned();
+    match (code, url.split_once("/revision/")) {
+        ("RevisionNotFound", Some((_, revision))) => {
+            HubError::RevisionNotFound { repository: what, revision: revision.replace("%2F", "/") }
+        }
+        ("EntryNotFound", _) => HubError::FileNotFound { file: what },
+        _ => HubError::NotFound { what },
     }
 }
 

@@ -1,4 +1,4 @@
-//! Low-rank adapters: merging them into a model file.
+//! Low-rank adapters: opening and converting those of PEFT, and merging them into a model file.
 //!
 //! Adapters can also be used without merging: [`quadriga_llm::Model::with_adapters`] adds their products while the model runs.
 
@@ -7,9 +7,9 @@ use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use quadriga_gguf::{File, Tensor};
+use quadriga_gguf::{File, Tensor, Writer};
 use quadriga_graph::{DType, blocks};
-use quadriga_llm::{Adapter, AdapterMatrix};
+use quadriga_llm::{Adapter, AdapterMatrix, Model};
 
 use crate::convert::{is_peft, read_peft};
 use crate::quantize::{RowsError, first_not_finite, is_target, quantize_in_range};
@@ -73,6 +73,31 @@ pub fn open(path: &Path, scale: f32, model: &File) -> Result<Adapter, LoraError>
     };
     let finite = adapter.pairs().all(|(_, pair)| adapter.factor(pair).is_finite());
     if finite { Ok(adapter) } else { Err(LoraError::Factor { path: path.to_owned() }) }
+}
+
+/// Writes an adapter that PEFT saved as a GGUF file, for the model in another. How many matrices of the model it changes.
+pub fn convert(adapter: &Path, model: &Path, output: &Path) -> Result<usize, LoraError> {
+    let base = File::open(model)?;
+    let inputs = match adapter.is_dir() {
+        true => {
+            std::fs::read_dir(adapter).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+        }
+        false => vec![adapter.to_owned()],
+    };
+    crate::check_output(output, base.paths().map(Path::to_owned).chain(inputs))?;
+    // Names, shapes and factors are checked before anything is written.
+    let opened = open(adapter, 1.0, &base)?;
+    let file = read_peft(adapter, &base)?;
+    Model::from_file(base)?.with_adapters(&[opened])?;
+    let mut writer = Writer::new();
+    for (key, value) in file.metadata() {
+        writer.set(key, value)?;
+    }
+    for tensor in file.tensors() {
+        writer.tensor_bytes(tensor.name(), tensor.dtype(), tensor.shape(), tensor.bytes())?;
+    }
+    writer.write(output)?;
+    Ok(file.tensor_count() / 2)
 }
 
 /// The elements of a matrix as f32.
@@ -209,6 +234,8 @@ pub fn merge(
         for adapter in adapters {
             updates.extend(Update::new(name, adapter, &tensor)?);
         }
+        // A scale of 0 adds nothing: the tensor keeps its bytes.
+        updates.retain(|update| update.factor != 0.0);
         let (is_changed, state) = (!updates.is_empty(), &state);
         if is_changed {
             changed += 1;

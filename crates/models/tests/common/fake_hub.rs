@@ -198,7 +198,8 @@ fn hub(stream: &TcpStream, state: &Mutex<State>, request: &Request, storage: &st
         let (commit, repository) =
             own.map_or((COMMIT, repository), |(.., commit, files_of)| (commit, files_of));
         if own.is_none() && revision != "main" && revision != COMMIT {
-            return plain(stream, 404, "", "{\"error\":\"Revision not found\"}");
+            let code = "X-Error-Code: RevisionNotFound\r\n";
+            return plain(stream, 404, code, "{\"error\":\"Revision not found\"}");
         }
         let files: Vec<String> = state
             .files
@@ -209,7 +210,8 @@ fn hub(stream: &TcpStream, state: &Mutex<State>, request: &Request, storage: &st
             })
             .collect();
         if files.is_empty() {
-            return plain(stream, 404, "", "{\"error\":\"Repository not found\"}");
+            let code = "X-Error-Code: RepoNotFound\r\n";
+            return plain(stream, 404, code, "{\"error\":\"Repository not found\"}");
         }
         let body =
             format!("{{\"id\":\"{repository}\",\"sha\":\"{commit}\",\"siblings\":[{}]}}", files.join(","));
@@ -260,7 +262,9 @@ fn content(mut stream: &TcpStream, state: &Mutex<State>, request: &Request) -> b
         let mut revisions = guard.revisions.iter().filter(|(.., files_of)| files_of == repository);
         is_at(repository, COMMIT, name) || revisions.any(|(own, _, commit, _)| is_at(own, commit, name))
     });
-    let Some((_, name, bytes)) = found else { return plain(stream, 404, "", "") };
+    let Some((_, name, bytes)) = found else {
+        return plain(stream, 404, "X-Error-Code: EntryNotFound\r\n", "");
+    };
     let sparse = guard.sparse.get(name).copied();
     let mut bytes = bytes.clone();
     if faults.corrupt

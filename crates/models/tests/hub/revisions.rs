@@ -88,7 +88,13 @@ fn a_name_without_revision_is_not_another_revision() {
     pull(&hub, MODEL).unwrap();
     assert_eq!(commit_of(&hub, MODEL).as_deref(), Some(newer));
     assert_eq!(commit_of(&hub, &format!("{MODEL}:Q4_0")).as_deref(), Some(COMMIT));
-    assert!(matches!(pull(&hub, &format!("{MODEL}@v2")), Err(HubError::NotFound { .. })));
+    for wrong in ["v2", "refs/pr/2"] {
+        let error = pull(&hub, &format!("{MODEL}@{wrong}")).unwrap_err();
+        assert!(
+            matches!(&error, HubError::RevisionNotFound { repository, revision } if repository == MODEL && revision == wrong),
+            "{error}"
+        );
+    }
     // Each model of the list is found under its name there.
     for model in hub.cache().models().unwrap() {
         let revision = model.revision.as_ref().map(|revision| format!("@{revision}")).unwrap_or_default();

@@ -20,7 +20,7 @@ from ._llama_answers import (
     piece_logprobs,
     usage_of,
 )
-from ._llama_options import constraint, limit, processors, refuse_mirostat
+from ._llama_options import closed_format, constraint, limit, processors, refuse_mirostat
 from ._llama_types import LlamaGrammar, LogitsProcessorList, StoppingCriteria, Tokens
 from ._model import Model
 from .errors import InvalidRequest
@@ -183,7 +183,7 @@ class LlamaCompletions:
             seed=self._next_seed(seed),
             stop=stop or None,
             logprobs=(top_logprobs or 0) if logprobs else None,
-            response_format=response_format,
+            response_format=closed_format(response_format),
             logits_processors=list(logits_processor or ()),
             # A function that is named is called once.
             parallel_tool_calls=tool_choice is None or isinstance(tool_choice, str),

@@ -9,9 +9,10 @@ from typing import Any
 
 from ._llama_answers import LogitsRows
 from ._llama_types import LlamaGrammar, LogitsProcessorList
+from ._requests import closed_schema
 from .errors import InvalidRequest
 
-__all__ = ["cache_type", "check_further", "constraint", "limit", "processors", "refuse_mirostat", "the_file"]
+__all__ = ["cache_type", "check_further", "closed_format", "constraint", "limit", "processors", "refuse_mirostat", "the_file"]
 
 #: Arguments of `Llama` that have no counterpart, or that are decided automatically.
 _IGNORED = frozenset(
@@ -74,10 +75,23 @@ def constraint(grammar: LlamaGrammar | None, logit_bias: Mapping[Any, float] | N
     if logit_bias:
         options["logit_bias"] = {str(token): bias for token, bias in logit_bias.items()}
     if grammar is not None and grammar.schema is not None:
-        options["guided_json"] = grammar.schema
+        options["guided_json"] = closed_schema(grammar.schema)
     elif grammar is not None and grammar.grammar:
         options["grammar"] = grammar.grammar
     return options
+
+
+def closed_format(wanted: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A response format whose schema is closed, as llama.cpp's converter reads schemas."""
+    if wanted is None:
+        return None
+    found = dict(wanted)
+    if isinstance(found.get("schema"), Mapping):
+        found["schema"] = closed_schema(found["schema"])
+    named = found.get("json_schema")
+    if isinstance(named, Mapping) and "schema" in named:
+        found["json_schema"] = {**named, "schema": closed_schema(named["schema"])}  # pyright: ignore[reportUnknownArgumentType]
+    return found
 
 
 def cache_type(number: int | None) -> str:

@@ -420,7 +420,8 @@ class Model(ModelFacts):
     # The KV cache.
 
     def save_state(self, tokens: str | Sequence[int]) -> bytes:
-        """The KV cache of these tokens, as bytes: of as many as are there from earlier requests, in pages of 64.
+        """The KV cache of these tokens, as bytes: of as many as were computed by earlier requests and are still there, in whole
+        pages of 64 tokens. Nothing is computed for it: before the first request with these tokens, the state is empty.
 
         Another process with the same model and KV-cache type can load it.
         """

@@ -21,6 +21,7 @@ __all__ = [
     "checked_flag",
     "checked_text",
     "checked_tokens",
+    "closed_schema",
     "existing_path",
     "message_list",
     "names_list",
@@ -195,7 +196,7 @@ def response_format_and_parser(wanted: Any) -> tuple[Any, Callable[[str], Any] |
         return None, None
     schema = getattr(wanted, "model_json_schema", None)
     if schema is not None:
-        named = {"name": getattr(wanted, "__name__", "answer"), "schema": _closed(schema())}
+        named = {"name": getattr(wanted, "__name__", "answer"), "schema": closed_schema(schema())}
         return {"type": "json_schema", "json_schema": named}, wanted.model_validate_json
     known = ("text", "json_object", "json_schema", "regex", "grammar")
     get = getattr(wanted, "get", None)
@@ -204,13 +205,43 @@ def response_format_and_parser(wanted: Any) -> tuple[Any, Callable[[str], Any] |
     return wanted, None
 
 
+#: Keywords whose value is a schema for each name, a list of schemas, or a schema.
+_NAMED_SCHEMAS = frozenset(("$defs", "definitions", "properties", "patternProperties", "dependentSchemas"))
+_SCHEMA_LISTS = frozenset(("anyOf", "oneOf", "prefixItems", "items"))
+_SCHEMAS = frozenset(("items", "additionalProperties"))
+
+
+def closed_schema(schema: Any) -> Any:
+    """A schema whose objects have the properties that it names, and no others: small models would go on inventing some.
+
+    Where schemas are combined by `allOf`, nothing is closed: each would refuse the properties of the others.
+    """
+    return schema if _combines(schema) else _closed(schema)
+
+
+def _combines(schema: Any) -> bool:
+    if isinstance(schema, Mapping):
+        both = schema.get("allOf")  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(both, list) and len(both) > 1:  # pyright: ignore[reportUnknownArgumentType]
+            return True
+        return any(_combines(value) for value in schema.values())  # pyright: ignore[reportUnknownVariableType]
+    return isinstance(schema, list) and any(_combines(entry) for entry in schema)  # pyright: ignore[reportUnknownVariableType]
+
+
 def _closed(schema: Any) -> Any:
-    """A schema whose objects have the properties that it names, and no others: small models would go on inventing some."""
-    if isinstance(schema, list):
-        return [_closed(entry) for entry in schema]  # pyright: ignore[reportUnknownVariableType]
-    if not isinstance(schema, dict):
+    if not isinstance(schema, Mapping):
         return schema
-    closed: dict[str, Any] = {str(key): _closed(value) for key, value in schema.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    if "properties" in closed and closed.get("type") == "object":
+    closed: dict[str, Any] = {}
+    for key, value in schema.items():  # pyright: ignore[reportUnknownVariableType]
+        if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            value = {name: _closed(entry) for name, entry in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        elif key in _SCHEMA_LISTS and isinstance(value, list):
+            value = [_closed(entry) for entry in value]  # pyright: ignore[reportUnknownVariableType]
+        elif key in _SCHEMAS:
+            value = _closed(value)
+        closed[str(key)] = value  # pyright: ignore[reportUnknownArgumentType]
+    kind = closed.get("type", "object")
+    is_object = kind == "object" or (isinstance(kind, list) and "object" in kind)
+    if is_object and "properties" in closed and not closed.keys() & {"allOf", "anyOf", "oneOf", "$ref"}:
         closed.setdefault("additionalProperties", False)
     return closed

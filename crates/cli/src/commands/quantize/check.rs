@@ -72,6 +72,24 @@ pub(super) fn check(arguments: &QuantizeArgs, target: &Target, paths: &[PathBuf]
     }
 }
 
+/// An error if the output, of these files, cannot be loaded while the input can: keys that were overridden describe another model.
+pub(super) fn check_loadable(input: &Path, paths: &[PathBuf]) -> Outcome {
+    let Some(output) = paths.first() else { return Ok(()) };
+    let load = |path: &Path| -> Outcome {
+        let model = ModelOptions::on("cpu", Some(1), Some(path.to_owned()), None);
+        model.prepare(&EngineOptions { context: CHUNK, ..model.engine() }).map(drop)
+    };
+    match load(output) {
+        Err(Failure::Message(reason) | Failure::Usage(reason)) if load(input).is_ok() => {
+            Err(Failure::Message(format!(
+                "wrote {}, which cannot be loaded with the keys of --override-kv, and was kept: {reason}",
+                output.display()
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The memory that running models takes at most: their files, as pages that are mapped count, and what is computed with.
 /// Once it is past the limit, it is not counted to its end.
 fn needed_memory(options: &ModelOptions, paths: &[&PathBuf], limit: u64) -> Outcome<u64> {

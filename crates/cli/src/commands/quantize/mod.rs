@@ -13,6 +13,7 @@ use quadriga_models::quantize::{
     TensorType, WrittenTensor, fit, output_paths, parse_override, parse_type, quantize_file,
 };
 use quadriga_models::{Error, check_output};
+use quadriga_view::format::plural;
 
 use crate::commands::perplexity::read_text;
 use crate::failure::{Failure, Outcome};
@@ -68,7 +69,8 @@ pub(crate) struct QuantizeArgs {
     /// Write the same parts as the input has
     #[arg(long)]
     keep_split: bool,
-    /// Set a key of the output's metadata; types: int, float, bool, str
+    /// Set a key of the output's metadata; types: int, float, bool, str. A file that cannot be loaded with it is kept, and the
+    /// exit code is 1
     #[arg(long, value_name = "KEY=TYPE:VALUE")]
     override_kv: Vec<String>,
     /// Print types and sizes, and write nothing
@@ -173,7 +175,8 @@ impl QuantizeArgs {
         let unknown = |name: &str| {
             let names = FileType::all().map(FileType::name).chain(["COPY"]);
             let nearest = crate::similar::nearest(names, name);
-            let hint = nearest.first().map_or_else(String::new, |name| format!("; did you mean {name}?"));
+            let hint =
+                nearest.first().map_or_else(|| ".".to_owned(), |name| format!("; did you mean {name}?"));
             Failure::Usage(format!("{name:?} is no type{hint} {TYPES}"))
         };
         let threads = |text: &str| {
@@ -279,6 +282,9 @@ pub(crate) fn quantize(arguments: &QuantizeArgs) -> Outcome {
     if paths.len() > 1 && !arguments.quiet {
         paths.iter().for_each(|path| note!("wrote {}", path.display()));
     }
+    if !options.overrides.is_empty() {
+        check::check_loadable(&arguments.input, &paths)?;
+    }
     // Nobody would see what it finds, and a copy is no other model.
     let is_same = options.only_copy && options.pruned.is_empty();
     if arguments.no_check || arguments.quiet || is_same {
@@ -316,11 +322,11 @@ fn fit_plan(
         _ if ctrl_c.is_pressed() => Err(Failure::Interrupted),
         Err(Error::Quantize(QuantizeError::TooSmall { smallest, .. })) => {
             let (place, others, advice) = match arguments.vram {
-                true => ("of memory", "KV cache and buffers", "; -c N sets a smaller context"),
+                true => (" of memory", "KV cache and buffers", "; -c N sets a smaller context"),
                 false => ("", "names and metadata", ""),
             };
             Err(Failure::Message(format!(
-                "--fit {}: the model needs at least {} {place}, {} for weights of the smallest types and {} for {others}{advice}",
+                "--fit {}: the model needs at least {}{place}, {} for weights of the smallest types and {} for {others}{advice}",
                 size::text(size),
                 size::text(smallest.saturating_add(beside)),
                 size::text(smallest),
@@ -385,7 +391,9 @@ fn warn(options: &QuantizeOptions, plan: &QuantizePlan, matrix: Option<&Importan
     }
     let fallbacks = plan.tensors.iter().filter(|tensor| tensor.wanted.is_some()).count();
     if fallbacks > 0 {
-        note!("quadriga: {fallbacks} tensors get a larger type: their rows are not whole blocks of 256");
+        let (tensors, get) =
+            (plural(fallbacks, "tensor", "tensors"), if fallbacks == 1 { "gets" } else { "get" });
+        note!("quadriga: {tensors} {get} a larger type: rows are not whole blocks of 256");
     }
     for rule in &options.tensor_types {
         if !plan.tensors.iter().any(|tensor| rule.pattern.is_match(&tensor.name)) {
@@ -398,7 +406,8 @@ fn warn(options: &QuantizeOptions, plan: &QuantizePlan, matrix: Option<&Importan
     });
     let names: Vec<&str> = without.map(|tensor| tensor.name.as_str()).collect();
     if let Some(first) = names.first() {
-        note!("quadriga: the importance matrix has nothing for {} tensors, such as {first}", names.len());
+        let tensors = plural(names.len(), "tensor", "tensors");
+        note!("quadriga: the importance matrix has nothing for {tensors}, such as {first}");
     }
 }
 

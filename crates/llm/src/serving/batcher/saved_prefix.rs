@@ -1,13 +1,32 @@
 //! The KV cache of a prefix as bytes: saved, and brought back later, by another process, too.
+//!
+//! All numbers are little-endian:
+//!
+//! | bytes | contents |
+//! |---|---|
+//! | 8 | magic: `QDGPFX`, and the version of this format in two digits: `02` |
+//! | 32 | [identity](crate::Model::identity) of the model |
+//! | 4 each | element types of the KV cache's keys and values, as in GGUF |
+//! | 8 | bytes of a page |
+//! | 8 | number of pages |
+//! | … | each page: its tokens (4 each), and its contents |
+//! | 32 | SHA-256 of everything before |
 
 use quadriga_graph::PAGE_SLOTS;
+use sha2::{Digest, Sha256};
 
 use super::Batcher;
 use crate::serving::page_pool::{PageId, PagePool};
 use crate::{Result, StateError};
 
-/// The first bytes of a saved prefix, with the version of the format.
-const MAGIC: &[u8; 8] = b"QDGPFX01";
+/// The first bytes of a saved prefix.
+const MAGIC: &[u8; 6] = b"QDGPFX";
+
+/// The version of the format, as two digits behind them. The first had no checksum.
+const VERSION: u32 = 2;
+
+/// Bytes of the checksum at the end.
+const SUM_BYTES: usize = 32;
 
 /// What a saved prefix must have in common with the batcher.
 const IDENTITY_BYTES: usize = 32;
@@ -45,6 +64,8 @@ impl Batcher {
             count.copy_from_slice(&(pages.len() as u64).to_le_bytes());
         }
         self.release_prefix(pages);
+        let sum = Sha256::digest(&saved);
+        saved.extend(sum);
         read.map(|()| saved)
     }
 
@@ -52,13 +73,17 @@ impl Batcher {
     /// requests will find in the KV cache.
     ///
     /// # Errors
-    /// The bytes are no saved prefix, or that of another model or type of the KV cache.
+    /// The bytes are no saved prefix, or damaged, or that of another model, type of the KV cache or version of the format. Then
+    /// the KV cache is unchanged.
     pub fn restore_prefix(&mut self, saved: &[u8]) -> Result<usize> {
         self.check_saveable()?;
         let header = self.prefix_header();
-        let Some((magic, _)) = saved.split_first_chunk::<8>() else { return Err(StateError::Unknown.into()) };
-        if magic != MAGIC {
-            return Err(StateError::Unknown.into());
+        let version = saved.strip_prefix(MAGIC).and_then(|rest| rest.split_first_chunk::<2>());
+        let version = version.and_then(|(digits, _)| std::str::from_utf8(digits).ok()?.parse().ok());
+        match version {
+            Some(VERSION) => {}
+            Some(found) => return Err(StateError::Version { found, known: VERSION }.into()),
+            None => return Err(StateError::Unknown.into()),
         }
         let Some((found, rest)) = saved.split_at_checked(header.len()) else {
             return Err(StateError::Truncated.into());
@@ -66,6 +91,11 @@ impl Batcher {
         if found != header {
             return Err(StateError::OtherModel.into());
         }
+        let (content, sum) = saved.split_last_chunk::<SUM_BYTES>().ok_or(StateError::Truncated)?;
+        if Sha256::digest(content).as_slice() != sum {
+            return Err(StateError::Damaged { what: "its checksum is wrong, or its end is missing" }.into());
+        }
+        let rest = rest.get(..rest.len().saturating_sub(SUM_BYTES)).unwrap_or_default();
         let Some((count, rest)) = rest.split_first_chunk::<8>() else {
             return Err(StateError::Truncated.into());
         };
@@ -130,8 +160,9 @@ impl Batcher {
     /// What a saved prefix begins with: pages fit only the same model and the same type of the KV cache.
     fn prefix_header(&self) -> Vec<u8> {
         let engine = &self.options.engine;
-        let mut header = Vec::with_capacity(MAGIC.len() + IDENTITY_BYTES + 16);
+        let mut header = Vec::with_capacity(MAGIC.len() + 2 + IDENTITY_BYTES + 16);
         header.extend(MAGIC);
+        header.extend(format!("{VERSION:02}").into_bytes());
         header.extend(self.engine.model().identity());
         header.extend(engine.cache_keys.id().to_le_bytes());
         header.extend(engine.cache_values.id().to_le_bytes());

@@ -197,6 +197,7 @@ pub(super) fn keys(
         }
     };
     let keys = special::keys(&mut vocabulary, &files, config, rows)?;
+    notes.append(&mut vocabulary.notes);
     let mut pairs = vec![
         ("tokenizer.ggml.model".to_owned(), vocabulary.model.into()),
         ("tokenizer.ggml.pre".to_owned(), pre.into()),

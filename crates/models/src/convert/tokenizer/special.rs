@@ -1,6 +1,7 @@
 //! Special tokens, whether they are added to texts, and the chat template.
 
 use quadriga_gguf::OwnedValue;
+use quadriga_llm::tokenizer::is_known_ending;
 use serde_json::{Map, Value};
 
 use super::super::config::Config;
@@ -151,6 +152,7 @@ pub(super) fn keys(
             found.push((format!("tokenizer.ggml.{key}_token_id"), (id as u32).into()));
         }
     }
+    found.extend(further_endings(vocabulary, files, config, &found));
     // Others have it from their own rules.
     let prefix = flag("add_prefix_space").filter(|_| vocabulary.model == "gpt2");
     for (key, value) in [
@@ -165,6 +167,39 @@ pub(super) fn keys(
     }
     found.extend(template(files));
     Ok(found)
+}
+
+/// Keys for the tokens that end generation beside `eos`, by `generation_config.json` and `config.json`. Programs find well-known
+/// ones by their texts; of others, a file can name two, and a note says which it cannot.
+fn further_endings(
+    vocabulary: &mut ConvertedVocabulary,
+    files: &TokenizerFiles,
+    config: &Config,
+    found: &[(String, OwnedValue)],
+) -> Vec<(String, OwnedValue)> {
+    let eos = found.iter().find(|(key, _)| key == "tokenizer.ggml.eos_token_id").map(|(_, id)| id.clone());
+    let lists = [files.generation.get("eos_token_id"), config.value(&["eos_token_id"])];
+    let ids = lists.into_iter().flatten().flat_map(|value| match value {
+        Value::Array(list) => list.as_slice(),
+        value => std::slice::from_ref(value),
+    });
+    let mut further: Vec<(u32, String)> = Vec::new();
+    for id in ids.filter_map(|id| u32::try_from(id.as_u64()?).ok()) {
+        let Some(Some(token)) = vocabulary.tokens.get(id as usize) else { continue };
+        let is_new = eos != Some(id.into()) && further.iter().all(|(known, _)| *known != id);
+        if is_new && !is_known_ending(&token.text) {
+            further.push((id, token.text.clone()));
+        }
+    }
+    let named = further.iter().zip(["eot", "eom"]);
+    let keys = named.map(|((id, _), key)| (format!("tokenizer.ggml.{key}_token_id"), (*id).into())).collect();
+    for (id, text) in further.iter().skip(2) {
+        vocabulary.notes.push(format!(
+            "token {id}, {text:?}, ends generation by eos_token_id, but a GGUF file cannot name more than three such tokens; \
+             give it as a stop string"
+        ));
+    }
+    keys
 }
 
 /// The chat template, and those with names of their own.

@@ -6,7 +6,8 @@ Programs run after changing their import:
 
 Differences: the model's own chat template is always used unless `chat_template` is given (`chat_format` is ignored), embeddings
 have length 1, and requests of several threads are computed together. With `echo`, the text begins with the prompt, and
-`logprobs` are those of the answer. Absent: `suffix`, mirostat and tail-free sampling, `sample`, `LlamaTokenizer`,
+`logprobs` are those of the answer. Objects of JSON schemas without `additionalProperties` have the listed properties only, as
+there; keywords that llama.cpp's converter ignores are obeyed or refused. Absent: `suffix`, mirostat and tail-free sampling, `sample`, `LlamaTokenizer`,
 `LlamaDiskCache`, draft models other than `LlamaPromptLookupDecoding`, `local_dir`, and the low-level functions of llama.cpp.
 Arguments that would change answers and are not supported are refused, unless they have that package's default: `rope_freq_base`,
 `rope_freq_scale`, `rope_scaling_type`, `yarn_…`, `kv_overrides`, `pooling_type`, `vocab_only`, `lora_base`, `chat_handler`,
@@ -40,6 +41,8 @@ from .._llama_types import (
 from .._model import Model
 from .._quadriga import hub_files
 from ..errors import InvalidRequest
+from . import _constants
+from ._constants import *  # noqa: F403
 from .llama_speculative import LlamaPromptLookupDecoding
 
 __all__ = [
@@ -51,6 +54,7 @@ __all__ = [
     "LogitsProcessorList",
     "StoppingCriteriaList",
 ]
+__all__ += _constants.__all__
 
 
 class Llama(LlamaCompletions):
@@ -202,7 +206,9 @@ class Llama(LlamaCompletions):
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         """The tokens of a text in UTF-8; bytes that are not become U+FFFD."""
-        return self.model.tokenize(text.decode("utf-8", "replace"), add_bos=add_bos, special=special)
+        if not isinstance(text, (bytes, bytearray, memoryview)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"text is {text!r}; tokenize needs bytes, as llama-cpp-python's does: text.encode()")
+        return self.model.tokenize(bytes(text).decode("utf-8", "replace"), add_bos=add_bos, special=special)
 
     def detokenize(self, tokens: Tokens, prev_tokens: Tokens | None = None, special: bool = False) -> bytes:
         """The bytes of tokens."""
@@ -280,7 +286,8 @@ class Llama(LlamaCompletions):
         """Has no effect: prefixes of earlier prompts are always kept."""
 
     def save_state(self) -> LlamaState:
-        """The tokens of the latest prompt and its answer, with their KV cache and the logits that are known."""
+        """The tokens of the latest prompt and its answer, with the logits that are known, and their KV cache as far as it was
+        computed, in whole pages of 64 tokens."""
         saved = self.model.save_state(self._tokens)
         known = dict(self._rows)
         return LlamaState(self.input_ids, self.n_tokens, saved, len(saved), self._seed, known, self.n_vocab())
