@@ -93,19 +93,22 @@ const MEMORY: &str = "process_resident_memory_bytes";
 /// the threads that it needed have ended.
 async fn rest(address: SocketAddr) -> f64 {
     let mut least = f64::INFINITY;
-    for _ in 0..if cfg!(debug_assertions) { 4 } else { 20 } {
+    for _ in 0..if cfg!(debug_assertions) { 4 } else { 40 } {
         tokio::time::sleep(Duration::from_secs(1)).await;
         least = least.min(metric(address, MEMORY).await.unwrap());
     }
     least
 }
 
-/// Storms on a server whose KV cache is full. The first one fills whatever else is kept for later, the allocator's memory for example: what
-/// the server has after it is what the others must come back to.
+/// Storms whose memory is not judged: they fill whatever is kept for later. Memory of the allocator grows until it has room for every
+/// order in which requests of different sizes come and go.
+const WARM_STORMS: u64 = 4;
+
+/// Storms on a server whose KV cache is full: what the server has after the first ones is what the others must come back to.
 async fn storms(address: SocketAddr, storm: Storm) {
     fill(address).await;
-    let mut before = None;
-    for seed in 1..=4 {
+    let (mut before, mut most) = (None, 0_f64);
+    for seed in 1..=2 * WARM_STORMS {
         let started = Instant::now();
         let report = Storm { seed, ..storm }.run(address).await;
         let left = settle(address).await.unwrap();
@@ -122,11 +125,16 @@ async fn storms(address: SocketAddr, storm: Storm) {
         );
         assert_eq!(report.errors.first(), None);
         assert_eq!(left, None);
+        if seed < WARM_STORMS {
+            continue;
+        }
         let (first, open) = *before.get_or_insert((memory, descriptors));
         assert_eq!(open, descriptors, "descriptors leaked");
         let growth = (memory / first - 1.0) * 100.0;
-        assert!(growth < GROWTH, "memory grew from {first} to {memory} bytes, by {growth:.2} %");
+        println!("  {growth:+.2} % beside storm {WARM_STORMS}");
+        most = most.max(growth);
     }
+    assert!(most < GROWTH, "memory grew by {most:.2} %");
 }
 
 /// Streams that are begun again when they end, for some time. Memory is compared with that after a tenth of it, with a full KV cache.
