@@ -245,7 +245,7 @@ impl AnswerOptions {
 
     /// The options that a chat can change, by name, with their values.
     pub(crate) fn settings(&self) -> Vec<(&'static str, String)> {
-        let seed = self.seed.and_then(|Seed(seed)| seed);
+        let seed = self.fixed_seed();
         let mut all = vec![
             ("predict", self.max_tokens.to_string()),
             ("reasoning", self.reasoning.name().to_owned()),
@@ -261,6 +261,11 @@ impl AnswerOptions {
         all
     }
 
+    /// The random seed, if one was given.
+    pub(crate) fn fixed_seed(&self) -> Option<u64> {
+        self.seed.and_then(|Seed(seed)| seed)
+    }
+
     /// The generator's options, with a random seed if none was given.
     pub(crate) fn generator(&self, model: &ModelOptions) -> Outcome<GeneratorOptions> {
         let system = match (&self.system, &self.system_file) {
@@ -274,10 +279,7 @@ impl AnswerOptions {
             top_p: self.top_p,
             min_p: self.min_p,
             repeat_penalty: self.repeat_penalty,
-            seed: self
-                .seed
-                .and_then(|Seed(seed)| seed)
-                .unwrap_or_else(|| RandomState::new().hash_one(()) >> 32),
+            seed: self.fixed_seed().unwrap_or_else(|| RandomState::new().hash_one(()) >> 32),
             ..SamplingOptions::default()
         });
         Ok(GeneratorOptions {

@@ -136,6 +136,13 @@ impl ServingOptions {
             token_time: Some(Duration::from_millis(100)),
             ..BatcherOptions::default()
         };
+        let page = token_bytes(model, &options.engine).saturating_mul(PAGE_SLOTS as u64);
+        if (1..page).contains(&self.cache_ram) {
+            let given = self.cache_ram;
+            return Err(Failure::Usage(format!(
+                "--cache-ram {given} is {given} bytes, and a page of the KV cache takes {page}: write {given}M for MiB"
+            )));
+        }
         Ok(options.for_model(model)?)
     }
 }
@@ -170,13 +177,16 @@ pub(crate) fn paged(
 fn tokens_in_memory(model: &Model, engine: &EngineOptions, devices: &Devices) -> usize {
     let free: u64 = devices.backends().iter().filter_map(|backend| backend.device().free_bytes).sum();
     let room = free.saturating_sub(model.file().byte_len()) / 2;
+    usize::try_from(room / token_bytes(model, engine).max(1)).unwrap_or(usize::MAX)
+}
+
+/// The bytes of a token's keys and values in all layers.
+fn token_bytes(model: &Model, engine: &EngineOptions) -> u64 {
     let bytes = |dtype: DType, width: usize| dtype.row_bytes(width).unwrap_or(0) as u64;
     let own = model.hyperparameters().layers.iter();
     let own = own.filter(|layer| layer.attention && layer.shares_cache_of.is_none());
-    let token: u64 = own
-        .map(|layer| {
-            bytes(engine.cache_keys, layer.key_width()) + bytes(engine.cache_values, layer.value_width())
-        })
-        .sum();
-    usize::try_from(room / token.max(1)).unwrap_or(usize::MAX)
+    own.map(|layer| {
+        bytes(engine.cache_keys, layer.key_width()) + bytes(engine.cache_values, layer.value_width())
+    })
+    .sum()
 }

@@ -255,6 +255,9 @@ fn models_of_a_folder_are_loaded_when_they_are_named() {
     let (bert, damaged, text) = (json!("bert"), json!("damaged"), json!("text"));
     assert_eq!(seen, [(&bert, &json!("bert")), (&damaged, &json!("")), (&text, &json!("llama"))], "{tags}");
     assert_eq!(tags["models"][0]["capabilities"], json!(["embedding"]));
+    let digests: std::collections::BTreeSet<&str> =
+        tags["models"].as_array().unwrap().iter().map(|model| model["digest"].as_str().unwrap()).collect();
+    assert!(digests.len() == 3 && digests.iter().all(|digest| digest.len() == 64), "{tags}");
     let (status, shown) = server.post("/api/show", &json!({ "model": "text" }));
     assert_eq!((status, &shown["model_info"]["general.architecture"]), (200, &json!("llama")), "{shown}");
     assert_eq!(server.ask("GET", "/api/ps", "", "").1, "{\"models\":[]}");
@@ -267,7 +270,9 @@ fn models_of_a_folder_are_loaded_when_they_are_named() {
         server.post("/v1/embeddings", &json!({ "model": "bert", "input": ["a cat", "a dog"] }));
     assert_eq!((status, answer["data"].as_array().map(Vec::len)), (200, Some(2)), "{answer}");
     chat["model"] = "bert".into();
-    assert_eq!(server.post("/v1/chat/completions", &chat).0, 400);
+    let (status, answer) = server.post("/v1/chat/completions", &chat);
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(status == 501 && message.contains("/v1/embeddings"), "{status}: {answer}");
     // So does a model for text.
     let (status, answer) = server.post("/v1/embeddings", &json!({ "model": "text", "input": "a cat" }));
     let length: f64 =
@@ -402,4 +407,38 @@ fn a_reranker_sorts_documents_as_embed_does() {
     let (status, answer) = server.post("/rerank", &json!({ "query": "q", "documents": [] }));
     assert_eq!(status, 400, "{answer}");
     assert!(answer["error"]["message"].as_str().unwrap().starts_with("documents"), "{answer}");
+}
+
+/// The flags of llama-server that say what answers are, and who may ask.
+#[test]
+fn flags_hold_for_requests_that_say_nothing_else() {
+    let fixture = Fixture::with_template(TEMPLATE);
+    let flags = ["--grammar", "root ::= [a-z]{30}", "-s", "7", "--temp", "3", "--api-key", "k1,k2"];
+    let server = serve(&fixture, &flags);
+    let body = json!({ "messages": [{ "role": "user", "content": "sesame" }] }).to_string();
+    let ask = |key: &str| {
+        let (status, text) =
+            server.ask("POST", "/v1/chat/completions", &format!("x-api-key: {key}\r\n"), &body);
+        let answer: Value = serde_json::from_str(&text).unwrap();
+        (status, answer["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned())
+    };
+    let (first, second) = (ask("k1"), ask("k2"));
+    assert_eq!(first.0, 200);
+    assert!(first.1.len() == 30 && first.1.bytes().all(|byte| byte.is_ascii_lowercase()), "{first:?}");
+    assert_eq!(first, second, "they have one seed");
+    assert_eq!(ask("k1,k2").0, 401);
+}
+
+#[test]
+fn forms_that_cannot_be_kept_and_caches_without_room_are_refused_at_the_start() {
+    let fixture = Fixture::with_template(TEMPLATE);
+    for (flags, reason) in [
+        (["--json-schema", "{\"not\": {}}"], "JSON schema"),
+        (["--grammar", "root ::= missing"], "missing"),
+        (["--cache-ram", "100"], "100M"),
+    ] {
+        let output = fixture.command("serve", &["--port", "0", "-c", "64"]).args(flags).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && error.contains(reason), "{flags:?}: {error}");
+    }
 }

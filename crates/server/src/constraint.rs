@@ -1,6 +1,7 @@
 //! The form that an answer must have: a schema or grammar, and calls of tools.
 
-use serde_json::Value;
+use quadriga_llm::constraint::Grammar;
+use serde_json::{Value, json};
 
 /// The form that an answer must have.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -20,6 +21,20 @@ pub enum Constraint {
     Gbnf(String),
     /// One of some texts.
     Choices(Vec<String>),
+}
+
+impl From<&Grammar> for Constraint {
+    fn from(grammar: &Grammar) -> Constraint {
+        match grammar {
+            Grammar::JsonSchema(schema) => Constraint::JsonSchema(schema.clone()),
+            Grammar::JsonObject => Constraint::JsonObject,
+            Grammar::Json => Constraint::JsonSchema(json!({})),
+            Grammar::Regex(pattern) => Constraint::Regex(pattern.clone()),
+            Grammar::Lark(source) => Constraint::Lark(source.clone()),
+            Grammar::Gbnf(source) => Constraint::Gbnf(source.clone()),
+            Grammar::Choices(choices) => Constraint::Choices(choices.clone()),
+        }
+    }
 }
 
 impl Constraint {

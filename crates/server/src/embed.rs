@@ -71,11 +71,14 @@ impl ServedModel {
         client: u64,
         usage: CallerUse,
     ) -> Result<Vec<Vec<f32>>, ApiError> {
-        match (self.encoder_service(), task) {
+        let tokens = texts.iter().map(Vec::len).sum();
+        let vectors = match (self.encoder_service(), task) {
             (Some(encoder), _) => encoder.compute(task, texts, usage).await,
             (None, EmbeddingTask::Embed) => embed_beside(self, &texts, client, &usage).await,
             (None, EmbeddingTask::Rank) => Err(quadriga_llm::Error::NoClassificationHead.into()),
-        }
+        }?;
+        self.metrics.note_embedded(tokens);
+        Ok(vectors)
     }
 }
 

@@ -27,6 +27,8 @@ impl ServedModel {
         generations: Vec<Generation>,
         caller: &Caller,
     ) -> Result<Running, ApiError> {
+        // An encoder has no chat template either, which would be the next error.
+        self.service()?;
         let usage = caller.enter()?;
         prompt::check_answers(self, &generations)?;
         let bytes = generations.iter().map(|generation| generation.prompt.bytes()).sum();

@@ -95,7 +95,10 @@ fn constrain_tools(
         Constraint::JsonSchema(schema) => Some(schema.clone()),
         Constraint::Choices(choices) => Some(json!({ "enum": choices })),
         Constraint::Regex(_) | Constraint::Lark(_) | Constraint::Gbnf(_) => {
-            let field = generation.constraint_field.unwrap_or("grammar");
+            let Some(field) = generation.constraint_field else {
+                let problem = "cannot be combined with the grammar that the server was started with";
+                return Err(ApiError::field("tools", problem));
+            };
             return Err(ApiError::field(
                 field,
                 "cannot be combined with tools; use a JSON schema, or no tools",

@@ -28,6 +28,8 @@ pub struct ServedModel {
     pub options: BatcherOptions,
     /// The defaults of requests: sampling options, stop strings, system prompt, variables of the template.
     pub defaults: GeneratorOptions,
+    /// The random seed of requests that have none; a random one if `None`.
+    pub seed: Option<u64>,
     /// When it was loaded, in seconds since 1970.
     pub created: u64,
     /// Drawings of the plan of its largest step: as SVG, and as a page.
@@ -138,6 +140,7 @@ impl ServedModel {
             model,
             options,
             defaults,
+            seed: None,
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
             pictures,
             metrics: Arc::default(),
@@ -161,13 +164,22 @@ impl ServedModel {
         ServedModel { embeddings: Some(EmbeddingService::new(loader)), ..self }
     }
 
+    /// With the random seed of requests that have none of their own; without it, each of them gets another one.
+    #[must_use]
+    pub fn with_seed(self, seed: Option<u64>) -> ServedModel {
+        ServedModel { seed, ..self }
+    }
+
     /// The engine's thread.
     ///
     /// # Errors
     /// It is an encoder.
     pub fn service(&self) -> Result<&Service, ApiError> {
-        let architecture = self.model.hyperparameters().architecture;
-        self.service.as_ref().ok_or_else(|| quadriga_llm::Error::Encoder { architecture }.into())
+        let refused = || {
+            let message = format!("{} is an encoder, which generates no text: ask /v1/embeddings", self.name);
+            ApiError::new(ErrorKind::Unsupported, message)
+        };
+        self.service.as_ref().ok_or_else(refused)
     }
 
     /// What the engine was doing after its latest step.

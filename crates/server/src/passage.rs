@@ -87,6 +87,7 @@ pub(crate) async fn finish(State(app): State<Arc<App>>, mut request: Request, ne
         traceparent = request.headers().get("traceparent").and_then(|value| value.to_str().ok()),
     );
     app.requests().begin();
+    let is_head = request.method() == Method::HEAD;
     let answer = request.extensions_mut().remove::<Arc<OpenAnswer>>();
     let mut record = RequestRecord {
         app,
@@ -115,6 +116,8 @@ pub(crate) async fn finish(State(app): State<Arc<App>>, mut request: Request, ne
     if let Some(answer) = &record.answer {
         answer.note_reply(response.extensions_mut().remove::<StreamProbe>());
     }
+    // Nobody polls a body that is empty, or that the method or the status leaves out.
+    record.complete = is_head || http_body::Body::is_end_stream(response.body());
     response.map(|body| Body::new(RecordedBody { body, record }))
 }
 

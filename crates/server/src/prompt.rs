@@ -7,6 +7,7 @@ use quadriga_llm::{Error, GeneratorOptions};
 use serde_json::Value;
 
 use crate::call::random_seed;
+use crate::constraint::Constraint;
 use crate::error::ApiError;
 use crate::generation::{ChatPrompt, Generation, Prompt, PromptPart, ReasoningEffort};
 use crate::hooks;
@@ -64,9 +65,12 @@ pub(crate) fn check_count(
 /// Renders, tokenizes and checks.
 pub(crate) fn prepare(
     served: &ServedModel,
-    generation: Generation,
+    mut generation: Generation,
     client: u64,
 ) -> Result<Prepared, ApiError> {
+    if let (Constraint::None, Some(grammar)) = (&generation.constraint, &served.defaults.grammar) {
+        (generation.constraint, generation.constraint_field) = (grammar.into(), None);
+    }
     generation.sampling.check()?;
     if generation.choices == 0 || generation.choices > MAX_CHOICES {
         return Err(ApiError::field("n", format!("must be from 1 to {MAX_CHOICES}")));

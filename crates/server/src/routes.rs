@@ -52,7 +52,17 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .with_state(Arc::clone(app))
 }
 
-async fn not_found() -> ApiError {
+/// Routes of Ollama that change models.
+const MODEL_ROUTES: [&str; 5] = ["/api/pull", "/api/push", "/api/copy", "/api/delete", "/api/create"];
+
+async fn not_found(request: Request) -> ApiError {
+    let path = request.uri().path();
+    if MODEL_ROUTES.contains(&path) {
+        let message = format!(
+            "{path} is not supported: models are GGUF files of --models-dir, which `quadriga pull` downloads"
+        );
+        return ApiError::new(ErrorKind::Unsupported, message);
+    }
     ApiError::new(ErrorKind::NotFound, "File Not Found")
 }
 

@@ -71,11 +71,19 @@ impl Running {
     /// Submits requests, and waits until they are accepted.
     pub(crate) async fn start(
         served: &Arc<ServedModel>,
-        prepared: Vec<Prepared>,
+        mut prepared: Vec<Prepared>,
         usage: CallerUse,
     ) -> Result<Running, ApiError> {
         let (sender, events) = mpsc::unbounded_channel();
-        usage.reserve(prepared.iter().map(|prepared| need(served, prepared)).sum())?;
+        let needed: TokenNeed = prepared.iter().map(|prepared| need(served, prepared)).sum();
+        let granted = usage.reserve(needed)?;
+        if granted < needed.most {
+            let open = prepared.iter_mut().flat_map(|prepared| &mut prepared.requests);
+            limit_answers(
+                granted - needed.asked.min(granted),
+                open.filter(|request| request.max_tokens.is_none()),
+            );
+        }
         check_room(served, prepared.iter().map(|prepared| prepared.requests.len()).sum())?;
         let mut running = Running {
             served: Arc::clone(served),
@@ -282,10 +290,22 @@ fn need(served: &ServedModel, prepared: &Prepared) -> TokenNeed {
         let prompt = request.prompt.len();
         let room = served.context().saturating_sub(prompt);
         let most = prompt + request.max_tokens.unwrap_or(room).min(room);
-        let asked = if request.max_tokens.is_some() { most } else { prompt };
+        // An answer without a limit has at least one token.
+        let asked = if request.max_tokens.is_some() { most } else { most.min(prompt + 1) };
         TokenNeed { asked: asked as u64, most: most as u64 }
     };
     prepared.requests.iter().map(of_request).sum()
+}
+
+/// Divides tokens beyond the first of each among answers that nothing but the context limits.
+fn limit_answers<'r>(tokens: u64, open: impl Iterator<Item = &'r mut Request>) {
+    let open: Vec<&mut Request> = open.collect();
+    let count = open.len().max(1) as u64;
+    let (each, more) = (tokens / count, tokens % count);
+    for (number, request) in (0..).zip(open) {
+        let tokens = each + 1 + u64::from(number < more);
+        request.max_tokens = Some(usize::try_from(tokens).unwrap_or(usize::MAX));
+    }
 }
 
 /// Refuses answers for which there is no room in the queue before the first of them is computed. Those that come at the same time

@@ -288,3 +288,25 @@ fn old_functions_and_empty_lists_of_tools_are_refused() {
         assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(field)));
     }
 }
+
+/// Fields of vLLM that would change the answer are not ignored.
+#[test]
+fn fields_of_vllm_that_are_not_supported_are_refused_by_name() {
+    let server = TestServer::start();
+    for (name, on, off) in [
+        ("stop_token_ids", json!([5]), Some(json!([]))),
+        ("bad_words", json!(["x"]), Some(json!([]))),
+        ("allowed_token_ids", json!([5]), Some(Value::Null)),
+        ("min_tokens", json!(3), Some(json!(0))),
+        ("use_beam_search", json!(true), Some(json!(false))),
+        ("include_stop_str_in_output", json!(true), Some(json!(false))),
+        ("return_token_ids", json!(true), Some(json!(false))),
+        ("truncate_prompt_tokens", json!(4), None),
+        ("prompt_logprobs", json!(0), None),
+    ] {
+        let ask = |value: Value| server.post("/v1/chat/completions", &with(hello(), json!({ name: value })));
+        let refused = ask(on);
+        assert_eq!((refused.status, refused.json()["error"]["param"].as_str()), (400, Some(name)));
+        ask(off.unwrap_or_default()).ok();
+    }
+}

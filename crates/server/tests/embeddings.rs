@@ -137,3 +137,16 @@ fn texts_that_cannot_fit_are_refused_by_their_length() {
     let refused = server.post("/completion", &with(bias, json!({ "prompt": "a" })));
     assert!(refused.status == 400 && refused.text().contains("logit_bias"), "{}", refused.text());
 }
+
+#[test]
+fn embeddings_count_in_the_metrics_of_their_model() {
+    let server = TestServer::start();
+    let counter = |name: &str| -> f64 {
+        let text = server.get("/metrics").text();
+        let lines = text.lines().filter(|line| line.starts_with(name));
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    };
+    server.post("/v1/embeddings", &json!({ "input": [[5, 6, 7], [8, 9]] })).ok();
+    assert_eq!(counter("llamacpp:prompt_tokens_total{"), 5.0);
+    assert_eq!(counter("vllm:request_success_total{"), 1.0);
+}

@@ -231,3 +231,26 @@ fn requests_that_only_waited_do_not_count() {
     drop(gate);
     assert_left(&server, 1000);
 }
+
+/// A request without `max_tokens` gets what the key has left, and no more.
+#[test]
+fn answers_without_a_limit_end_with_the_tokens_of_the_key() {
+    for choices in [1, 3] {
+        let (_folder, server) = limited(4);
+        let key = || server.client().header("x-api-key", "key");
+        // 800 of the 1,000 are used.
+        let texts = vec![vec![5; 400]; 2];
+        key().post("/v1/embeddings", &json!({ "input": texts })).ok();
+        let body = with(hello(), json!({ "max_tokens": null, "n": choices }));
+        let answer = key().post(CHAT, &body).ok();
+        for choice in answer["choices"].as_array().unwrap() {
+            assert_eq!(choice["finish_reason"], "length", "{answer}");
+        }
+        let prompt = answer["usage"]["prompt_tokens"].as_u64().unwrap();
+        let generated = answer["usage"]["completion_tokens"].as_u64().unwrap();
+        // Each choice computes the prompt.
+        assert_eq!(choices * prompt + generated, 200, "{answer}");
+        let refused = key().post(CHAT, &body);
+        assert_eq!(refused.status, 429, "{}", refused.text());
+    }
+}

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use crate::common::{CONTEXT, Setup, TestServer, Value, json, model, with};
+use quadriga_server::{App, Keys, Limits, ModelRegistry};
+use std::sync::Arc;
 
 fn body() -> Value {
     json!({ "prompt": "hello the", "n_predict": 12, "seed": 1, "ignore_eos": true })
@@ -225,6 +227,24 @@ fn properties_and_slots_are_those_of_the_model() {
     assert!(slots.as_array().unwrap().iter().all(|slot| slot["is_processing"] == false));
     assert_eq!(server.get("/slots?fail_on_no_slot=1").status, 200);
     assert_eq!(server.get("/lora-adapters").ok(), json!([]));
+}
+
+#[test]
+fn slots_of_several_models_have_their_names() {
+    let registry = ModelRegistry::default();
+    for name in ["first", "second"] {
+        registry.insert(
+            Setup::default()
+                .served_on(name, Arc::new(quadriga_cpu::Backend::builder().threads(1).build().unwrap())),
+        );
+    }
+    let server = TestServer::of(App::new(registry, Keys::default(), Limits::default()));
+    let names = |path: &str| -> Vec<Value> {
+        server.get(path).ok().as_array().unwrap().iter().map(|slot| slot["model"].clone()).collect()
+    };
+    assert_eq!(names("/slots"), [["first"; 4], ["second"; 4]].concat());
+    assert_eq!(names("/slots?model=second"), ["second"; 4]);
+    assert_eq!(server.get("/slots?model=third").status, 404);
 }
 
 /// The values of a metric: of all lines that begin with this name and a label or a space.

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 
 use crate::common::{Setup, TestServer, hello, json, with};
-use quadriga_server::{App, Keys, Limits, ModelRegistry};
+use quadriga_server::{App, Keys, Limits, ModelRegistry, Origins};
 use quadriga_sim::{FaultPoint, Sim};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -56,16 +56,26 @@ fn a_stream_that_fails_is_logged_with_its_error() {
     // The name is in the error, by which its line is found among those of other tests.
     let sim = Sim::new("sim:logged").device();
     let registry = ModelRegistry::with(Setup::default().served_on("small", Arc::clone(&sim) as _));
-    let server = TestServer::of(App::new(registry, Keys::default(), Limits::default()));
+    let app = App::new(registry, Keys::default(), Limits::default());
+    let server = TestServer::of(app.with_origins(Origins::parse("https://a.example")));
     let body = with(hello(), json!({ "max_tokens": 400, "stream": true }));
     let mut stream = server.client().stream("/v1/chat/completions", &body);
     assert!(stream.chunk().is_some());
     sim.lose(FaultPoint::Run, 1);
     assert!(stream.answer().text().contains("sim:logged"));
+    // An answer without a body is complete, although nobody asks for its body.
+    let asks =
+        server.client().header("origin", "https://a.example").header("access-control-request-method", "POST");
+    assert_eq!(asks.send("OPTIONS", "/v1/chat/completions", b"").answer().status, 204);
     // When it has ended, everything is logged.
     drop(server);
     let lines = LINES.lock().unwrap();
     let line = lines.iter().find(|line| line.contains("sim:logged")).expect("no line about the error");
     assert!(line.contains("status=200") && line.contains("error=") && line.contains("lost"), "{line}");
     assert!(line.contains("the stream ended with an error"), "{line}");
+    let preflights: Vec<&String> = lines.iter().filter(|line| line.contains("status=204")).collect();
+    assert!(
+        !preflights.is_empty() && preflights.iter().all(|line| line.contains("answered")),
+        "{preflights:?}"
+    );
 }

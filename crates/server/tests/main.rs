@@ -8,6 +8,7 @@ mod common;
 mod completions;
 mod connections;
 mod cut_calls;
+mod defaults;
 mod dropped_connections;
 mod embeddings;
 mod faults;

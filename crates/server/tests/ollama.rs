@@ -166,3 +166,13 @@ fn wrong_requests_are_refused_in_ollamas_form() {
     let odd = json!({ "options": { "num_predict": 1, "num_gpu": 99, "unknown": [1] }, "model": "x", "stream": false, "messages": [{ "role": "user", "content": "x" }] });
     server.post("/api/chat", &odd).ok();
 }
+
+#[test]
+fn routes_that_change_models_are_not_supported() {
+    let server = TestServer::start();
+    for path in ["/api/pull", "/api/copy", "/api/create"] {
+        let answer = server.post(path, &json!({ "model": "x" }));
+        let error = answer.json()["error"].as_str().unwrap_or_default().to_owned();
+        assert!(answer.status == 501 && error.contains("not supported"), "{path}: {}", answer.text());
+    }
+}

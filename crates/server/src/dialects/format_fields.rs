@@ -22,6 +22,10 @@ pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
                 });
             }
             "json_schema" => {
+                // llama-server's own form has the schema beside the type.
+                if let (None, Some(schema)) = (format.object("json_schema")?, format.schema("schema")?) {
+                    return Ok(Constraint::JsonSchema(schema));
+                }
                 let named = format.object("json_schema")?.ok_or_else(|| format.missing("json_schema"))?;
                 let schema = named.schema("schema")?.ok_or_else(|| named.missing("schema"))?;
                 named.text("name")?;
@@ -261,6 +265,11 @@ pub(crate) fn schema() -> Value {
         request(
             &["type", "json_schema"],
             json!({ "type": one_of(&["json_schema"]), "json_schema": schema }),
+            [],
+        ),
+        request(
+            &["type", "schema"],
+            json!({ "type": one_of(&["json_schema"]), "json_schema": { "type": "null" }, "schema": any_object() }),
             [],
         ),
         request(&["type", "pattern"], json!({ "type": one_of(&["regex"]), "pattern": text() }), []),

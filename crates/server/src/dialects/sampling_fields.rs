@@ -42,7 +42,7 @@ pub fn sampling(fields: &Fields<'_>, served: &ServedModel) -> Result<SamplingOpt
         },
         logit_bias: logit_bias(fields, served)?,
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(defaults.ignore_eos),
-        seed: seed(fields)?,
+        seed: seed(fields, served)?,
     };
     keep_samplers(fields, &mut options)?;
     options.check()?;
@@ -131,10 +131,21 @@ fn keep_samplers(fields: &Fields<'_>, options: &mut SamplingOptions) -> Result<(
     Ok(())
 }
 
-/// Refuses what llama-server has and the engine has not, unless its value is the one that turns it off.
+/// Refuses what llama-server or vLLM has and the engine has not, unless its value is the one that turns it off.
 pub fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
     let refused = |name: &str| Err(fields.error(name, "is not supported; leave it out"));
-    for name in ["mirostat", "n_indent"] {
+    for name in ["stop_token_ids", "bad_words", "allowed_token_ids"] {
+        if fields.list(name)?.is_some_and(|list| !list.is_empty()) {
+            return refused(name);
+        }
+    }
+    // No value of these turns them off.
+    for name in ["truncate_prompt_tokens", "prompt_logprobs"] {
+        if fields.has(name) {
+            return refused(name);
+        }
+    }
+    for name in ["mirostat", "n_indent", "min_tokens"] {
         if fields.integer(name)?.unwrap_or(0) > 0 {
             return refused(name);
         }
@@ -147,7 +158,13 @@ pub fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
     if fields.number("adaptive_target")?.unwrap_or(-1.0) >= 0.0 {
         return refused("adaptive_target");
     }
-    for name in ["post_sampling_probs", "grammar_lazy"] {
+    for name in [
+        "post_sampling_probs",
+        "grammar_lazy",
+        "use_beam_search",
+        "include_stop_str_in_output",
+        "return_token_ids",
+    ] {
         if fields.flag(name)?.unwrap_or(false) {
             return refused(name);
         }
@@ -197,8 +214,8 @@ pub(crate) fn seed_schema() -> Value {
     json!({ "type": "integer", "minimum": -9_000_000_000_000_000_i64, "maximum": u64::MAX })
 }
 
-/// The seed; a random one if there is none, or if it is -1.
-fn seed(fields: &Fields<'_>) -> Result<u64, ApiError> {
+/// The seed: without one that of the server, if it has one. It is random otherwise, and if it is -1.
+fn seed(fields: &Fields<'_>, served: &ServedModel) -> Result<u64, ApiError> {
     let seed = match fields.value("seed") {
         // Larger numbers than those of i64 occur, too.
         Some(value) => value.as_u64().map(Ok).or_else(|| {
@@ -207,7 +224,7 @@ fn seed(fields: &Fields<'_>) -> Result<u64, ApiError> {
         }),
         None => None,
     };
-    seed.unwrap_or_else(|| Ok(random_seed()))
+    seed.unwrap_or_else(|| Ok(served.seed.unwrap_or_else(random_seed)))
 }
 
 /// A number of recent tokens; -1 for all.

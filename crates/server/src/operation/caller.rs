@@ -110,8 +110,9 @@ impl Caller {
 }
 
 impl CallerUse {
-    /// Reserves the tokens of the request, if as many as it asks for are left.
-    pub fn reserve(&self, need: TokenNeed) -> Result<(), ApiError> {
+    /// Reserves the tokens of the request, if as many as it asks for are left, and returns how many it may use: they may be fewer
+    /// than the most that it can.
+    pub fn reserve(&self, need: TokenNeed) -> Result<u64, ApiError> {
         let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         usage.forget_before(now);
@@ -133,8 +134,9 @@ impl CallerUse {
             let reserved = need.most.min(left);
             usage.reserved += reserved;
             self.reserved.fetch_add(reserved, Ordering::Relaxed);
+            return Ok(reserved);
         }
-        Ok(())
+        Ok(need.most)
     }
 }
 

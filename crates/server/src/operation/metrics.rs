@@ -164,6 +164,12 @@ impl ModelMetrics {
         }
     }
 
+    /// Counts a request for embeddings or ranks that is answered, with the tokens of its texts.
+    pub fn note_embedded(&self, tokens: usize) {
+        self.end(0);
+        self.prompt_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
+    }
+
     /// Counts an answer whose client went away.
     pub fn note_cancelled(&self) {
         self.end(2);

@@ -132,6 +132,10 @@ impl Load<'_> {
     fn generator(&self, model: Model) -> Result<ServedModel, LoadFailure> {
         let arguments = &self.loader.arguments;
         let options = arguments.answer.generator(&self.options)?;
+        if let Some(grammar) = &options.grammar {
+            let compiled = model.constraints().and_then(|engine| engine.compile(grammar));
+            compiled.map_err(|error| Failure::Usage(error.to_string()))?;
+        }
         let devices = self.open_devices()?;
         let mut batching = arguments.serving.batcher(&model, options.engine.clone(), &devices)?;
         batching.queue = arguments.queue;
@@ -147,7 +151,8 @@ impl Load<'_> {
         };
         let (batcher, _) = arguments.serving.load(&self.options, &prepared, batching)?;
         let pictures = self.pictures(&prepared);
-        Ok(ServedModel::start(self.entry.name.clone(), batcher, options, Some(pictures))?)
+        let served = ServedModel::start(self.entry.name.clone(), batcher, options, Some(pictures))?;
+        Ok(served.with_seed(arguments.answer.fixed_seed()))
     }
 
     fn encoder(&self, model: Model) -> Result<ServedModel, LoadFailure> {

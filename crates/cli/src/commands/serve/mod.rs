@@ -51,8 +51,8 @@ pub(crate) struct ServeArgs {
     /// Who may connect to a Unix socket, as the mode of its file
     #[arg(long, value_name = "MODE", default_value = "600", value_parser = octal, help_heading = SERVER)]
     socket_mode: u32,
-    /// Key that requests must have; may be repeated
-    #[arg(long, value_name = "KEY", help_heading = SERVER)]
+    /// Keys, one of which requests must have, separated by commas; may be repeated
+    #[arg(long, value_name = "KEY", value_delimiter = ',', value_parser = values::not_empty, help_heading = SERVER)]
     api_key: Vec<String>,
     /// File with a key in each line, which tokens-per-minute=N and concurrent=N may follow; read again on SIGHUP
     #[arg(long, value_name = "FILE", help_heading = SERVER)]

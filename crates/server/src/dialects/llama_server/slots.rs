@@ -1,24 +1,28 @@
 //! `/slots`: the sequences that are being computed, and room for others.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use axum::Json;
-use axum::extract::{RawQuery, State};
+use axum::extract::{Query, State};
 use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::error::{ApiError, ErrorKind};
 use crate::model::ServedModel;
-use crate::openapi::schema::{answer, count, flag, integer, list};
+use crate::openapi::schema::{answer, count, flag, integer, list, text};
 
-/// The slots of all models. A sequence has no fixed one: those that are being computed come first.
+/// The slots of all models, or of the one that `?model=` names. A sequence has no fixed one: those that are being computed come first.
 pub(super) async fn slots(
     State(app): State<Arc<App>>,
-    RawQuery(query): RawQuery,
+    Query(query): Query<BTreeMap<String, String>>,
 ) -> Result<Json<Value>, ApiError> {
-    let all: Vec<Value> = app.models().loaded().iter().flat_map(|served| of_model(served)).collect();
-    let wants_room = query.is_some_and(|query| query.split('&').any(|pair| pair == "fail_on_no_slot=1"));
+    let named = query.get("model").map(|name| app.models().describe(Some(name))).transpose()?;
+    let is_asked = |served: &&Arc<ServedModel>| named.as_ref().is_none_or(|named| named.name == served.name);
+    let loaded = app.models().loaded();
+    let all: Vec<Value> = loaded.iter().filter(is_asked).flat_map(|served| of_model(served)).collect();
+    let wants_room = query.get("fail_on_no_slot").is_some_and(|value| value == "1");
     let is_free = |slot: &Value| slot.get("is_processing") == Some(&json!(false));
     if wants_room && !all.iter().any(is_free) {
         return Err(ApiError::new(ErrorKind::Unavailable, "no slot available"));
@@ -34,6 +38,7 @@ fn of_model(served: &ServedModel) -> Vec<Value> {
             let decoded = flight.map_or(0, |(_, flight)| flight.generated.load(Ordering::Relaxed));
             json!({
                 "id": id,
+                "model": served.name,
                 "id_task": flight.map_or(-1, |(number, _)| i64::try_from(*number).unwrap_or(-1)),
                 "n_ctx": served.context(),
                 "speculative": served.options.lookup > 0,
@@ -48,5 +53,7 @@ fn of_model(served: &ServedModel) -> Vec<Value> {
 
 /// The answer.
 pub(super) fn schema() -> Value {
-    list(answer(json!({ "id": count(), "id_task": integer(), "n_ctx": count(), "is_processing": flag() })))
+    list(answer(
+        json!({ "id": count(), "model": text(), "id_task": integer(), "n_ctx": count(), "is_processing": flag() }),
+    ))
 }

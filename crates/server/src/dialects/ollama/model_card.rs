@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use quadriga_gguf::Summary;
 use quadriga_llm::Model;
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 
 use super::time::rfc3339;
 use crate::dialects::fill_in_middle::FillTokens;
@@ -28,10 +29,8 @@ impl ModelCard {
     /// The card of a model that has a context of so many tokens.
     pub(super) fn new(model: &Model, context: usize, modified: Option<SystemTime>) -> ModelCard {
         let summary = Summary::of(model.file());
-        let digest = model.identity().iter().fold(String::new(), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        });
+        let path = model.file().paths().next();
+        let digest = digest(&model.identity(), path, summary.file_bytes, modified);
         ModelCard {
             modified: written(modified),
             size: summary.file_bytes,
@@ -46,7 +45,7 @@ impl ModelCard {
         ModelCard {
             modified: written(entry.modified),
             size: entry.bytes,
-            digest: String::new(),
+            digest: digest(&[], Some(&entry.path), entry.bytes, entry.modified),
             details: described("", "", "", json!({})),
             capabilities: Vec::new(),
         }
@@ -95,6 +94,18 @@ impl ModelCards {
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<PathBuf, (ModelEntry, Arc<ModelCard>)>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A digest by which lists tell files apart: of the weights' identity, path, size and time. Nobody reads whole files for a list.
+fn digest(identity: &[u8], path: Option<&Path>, bytes: u64, modified: Option<SystemTime>) -> String {
+    let time = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+    let mut hash = Sha256::new();
+    hash.update(identity);
+    hash.update(format!("{path:?} {bytes} {}", time.as_nanos()));
+    hash.finalize().iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 /// When the file of a model was changed.
