@@ -58,7 +58,7 @@ fn an_adapter_without_effect_changes_no_tensor_and_one_of_peft_becomes_a_file() 
     let config = r#"{ "peft_type": "LORA", "r": 1, "lora_alpha": 1 }"#;
     fs::write(peft.join("adapter_config.json"), config).unwrap();
     let name = |end: &str| format!("base_model.model.model.layers.0.mlp.up_proj.lora_{end}.weight");
-    let model = quadriga_gguf::File::open(&fixture.model).unwrap();
+    let model = File::open(&fixture.model).unwrap();
     let shape = model.tensor("blk.0.ffn_up.weight").unwrap().shape().dims().to_vec();
     let (outputs, inputs) = (shape[0], shape[1]);
     let header = format!(
@@ -84,7 +84,7 @@ fn an_adapter_without_effect_changes_no_tensor_and_one_of_peft_becomes_a_file() 
         assert!(done.err.contains(changed), "{done:?}");
     }
     let same = |path: &Path| {
-        quadriga_gguf::File::open(path).unwrap().tensor("blk.0.ffn_up.weight").unwrap().bytes().to_vec()
+        File::open(path).unwrap().tensor("blk.0.ffn_up.weight").unwrap().bytes().to_vec()
     };
     assert_eq!(same(&out), same(&fixture.model));
     let nothing = ["split", text(&fixture.model), "part", "--split-max-size", "0"];
