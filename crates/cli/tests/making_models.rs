@@ -83,9 +83,8 @@ fn an_adapter_without_effect_changes_no_tensor_and_one_of_peft_becomes_a_file() 
         let done = output(&mut quadriga(line)).success();
         assert!(done.err.contains(changed), "{done:?}");
     }
-    let same = |path: &Path| {
-        File::open(path).unwrap().tensor("blk.0.ffn_up.weight").unwrap().bytes().to_vec()
-    };
+    let same =
+        |path: &Path| File::open(path).unwrap().tensor("blk.0.ffn_up.weight").unwrap().bytes().to_vec();
     assert_eq!(same(&out), same(&fixture.model));
     let nothing = ["split", text(&fixture.model), "part", "--split-max-size", "0"];
     let refused = output(&mut quadriga(nothing)).failed_usage();

@@ -31,7 +31,7 @@ use crate::operation::{Operation, Reduction};
 ///             let mut session = scheduler.plan(g.finish()?)?.session()?;
 ///             session.run(&[("x", &[1.0f32, 2.0])])?;
 ///             assert_eq!(session.read::<f32>("sum")?, [2.0, 4.0]);
-///             Ok::<(), Box<dyn std::error::Error>>(())
+///             Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 ///         });
 ///     }
 /// });

@@ -303,12 +303,13 @@ def test_constants_are_those_of_llama_cpp(tiny_path: Path) -> None:
     llama = Llama(
         model_path=tiny_path,
         n_ctx=64,
-        type_k=llama_cpp.GGML_TYPE_Q8_0,
+        type_k=llama_cpp.GGML_TYPE_F32,
         type_v=llama_cpp.GGML_TYPE_F16,
         split_mode=llama_cpp.LLAMA_SPLIT_MODE_LAYER,
         pooling_type=llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED,
         rope_scaling_type=llama_cpp.LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED,
     )
+    assert (llama_cpp.GGML_TYPE_Q4_0, llama_cpp.GGML_TYPE_Q8_0) == (2, 8)
     with pytest.raises(TypeError, match="needs bytes"):
         llama.tokenize("a text")  # pyright: ignore[reportArgumentType]
     assert llama.tokenize(b"a") == llama.tokenize(bytearray(b"a"))  # pyright: ignore[reportArgumentType]

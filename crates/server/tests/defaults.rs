@@ -59,10 +59,10 @@ fn the_servers_schema_holds_without_one_of_the_request() {
 #[test]
 fn a_schema_may_be_beside_the_type_of_the_format() {
     let server = TestServer::start();
-    let format = json!({ "type": "json_schema", "schema": { "const": "a b" } });
-    let answer =
-        server.post(CHAT, &with(hello(), json!({ "response_format": format, "max_tokens": 50 }))).ok();
-    assert_eq!(answer["choices"][0]["message"]["content"], "\"a b\"", "{answer}");
+    let format = json!({ "type": "json_schema", "schema": { "const": "a" } });
+    let body = json!({ "messages": [{ "role": "user", "content": "hello" }], "max_tokens": 50 });
+    let answer = server.post(CHAT, &with(body, json!({ "response_format": format }))).ok();
+    assert_eq!(answer["choices"][0]["message"]["content"], "\"a\"", "{answer}");
     let without = json!({ "response_format": { "type": "json_schema" } });
     let refused = server.post(CHAT, &with(hello(), without));
     assert_eq!(refused.json()["error"]["param"], "response_format.json_schema");

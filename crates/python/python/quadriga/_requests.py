@@ -221,7 +221,7 @@ def closed_schema(schema: Any) -> Any:
 
 def _combines(schema: Any) -> bool:
     if isinstance(schema, Mapping):
-        both = schema.get("allOf")  # pyright: ignore[reportUnknownVariableType]
+        both = schema.get("allOf")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         if isinstance(both, list) and len(both) > 1:  # pyright: ignore[reportUnknownArgumentType]
             return True
         return any(_combines(value) for value in schema.values())  # pyright: ignore[reportUnknownVariableType]
