@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -136,3 +137,38 @@ def test_pins_name_what_the_graph_has() -> None:
     g.plan(pins={"x": "cpu", "r": "cpu"})
     with pytest.raises(quadriga.GraphError, match="nonsense"):
         g.plan(pins={"nonsense": "cpu"})
+
+
+def test_observers_name_nodes_of_the_plan() -> None:
+    g = graph.Graph()
+    g.output("y", (g.input("x", (2,)).relu().named("r") * 2).named("twice"))
+    session = g.plan().session()
+    seen: list[tuple[str, str]] = []
+
+    def note(observed: graph.Observed) -> None:
+        seen.append((observed.name, observed.dtype))
+
+    with pytest.raises(quadriga.GraphError, match="nope"):
+        session.observe(note, names=["r", "nope"], inputs={"x": [1.0, 2.0]})
+    assert not seen
+    assert session.observe(note, names="twice", inputs={"x": [1.0, 2.0]})
+    assert seen == [("twice", "f32")] and session.outputs["y"].dtype == "f32"
+
+
+def test_messages_name_the_argument_that_is_wrong(tiny: quadriga.Model, tiny_path: Path) -> None:
+    with pytest.raises(quadriga.InvalidRequest, match="n_parallel is 4611686018427387904"):
+        quadriga.Model(tiny_path, n_parallel=2**62)
+    wrong: Any
+    for wrong in ("abc", {"type": "function"}):
+        with pytest.raises(TypeError, match="tools is a"):
+            tiny.chat("hi", tools=wrong)
+    wrong = ["abc"]
+    with pytest.raises(quadriga.InvalidRequest, match="tool 0 is a str"):
+        tiny.chat("hi", tools=wrong)
+    with pytest.raises(TypeError, match="async for.*generate"):
+        asyncio.run(tiny.generate_async([1], stream=True))
+    with pytest.raises(TypeError, match="async for.*chat"):
+        asyncio.run(tiny.chat_async("hi", stream=True))
+    assert asyncio.run(tiny.generate_async([1], stream=False, max_tokens=1, ignore_eos=True)).usage.completion_tokens == 1
+    with pytest.raises(TypeError, match="echo"):
+        tiny.chat("hi", echo=True)

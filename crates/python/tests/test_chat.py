@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import quadriga
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError, field_validator
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -145,3 +145,22 @@ def test_errors_name_what_is_wrong(model: quadriga.Model) -> None:
     with pytest.raises(ValueError):
         model.generate([10_000_000])
     assert json.loads(json.dumps(model.chat("Hi", max_tokens=1).message()))["role"] == "assistant"
+
+
+def test_an_answer_that_a_class_refuses_is_not_lost(model: quadriga.Model) -> None:
+    class Never(BaseModel):
+        name: str
+
+        @field_validator("name")
+        @classmethod
+        def refuse(cls, value: str) -> str:
+            raise ValueError("no name is good enough")
+
+    ask: dict[str, Any] = {"response_format": Never, "temperature": 0, "max_tokens": 60}
+    for answer in (model.chat("Name a city.", **ask), model.chat("Name a city.", stop=["}"], **ask)):
+        assert answer.finish_reason == "stop" and answer.usage.completion_tokens > 0 and '"name"' in answer.text
+        for _ in range(2):
+            with pytest.raises(ValidationError):
+                _ = answer.parsed
+    assert model.chat("Name a city.", max_tokens=1, response_format=Never).parsed is None
+    assert model.chat("Hi", max_tokens=1).parsed is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import math
 import subprocess
 import sys
 import threading
@@ -301,3 +303,47 @@ assert out[0] == out[-1] == 2
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert ended.stdout == "True\nTrue\nTrue\n", ended.stderr
+
+
+def test_powers_quotients_and_products_are_those_of_numpy() -> None:
+    values = np.array([[0.5, -2.0, 3.0], [np.inf, 1e30, -1e-30]], dtype=np.float32)
+    other = np.arange(12, dtype=np.float32).reshape(3, 4)
+    g = graph.Graph()
+    x, y, v = g.input("x", (2, 3)), g.input("y", (3, 4)), g.input("v", (3,))
+    expected: dict[str, Any] = {}
+    with np.errstate(all="ignore"):
+        for power in (1, 2, 3, 7, -1, -2, 0.5):
+            g.output(f"power {power}", x**power)
+            expected[f"power {power}"] = values.astype(np.float32) ** np.float32(power)
+        g.output("root", x.abs() ** 0.25)
+        expected["root"] = np.abs(values) ** 0.25
+        for number in (1, -2.5):
+            g.output(f"{number} / x", number / x)
+            expected[f"{number} / x"] = np.float32(number) / values
+        g.output("x @ y", x @ y)
+        expected["x @ y"] = values @ other
+        g.output("x @ v", x @ v)
+        expected["x @ v"] = values @ other[:, 1]
+        g.output("v @ y", v @ y)
+        expected["v @ y"] = other[:, 1] @ other
+        g.output("v @ v", v @ v)
+        expected["v @ v"] = other[:, 1] @ other[:, 1]
+        g.output("least", x.clamp(0.0, math.inf))
+        expected["least"] = np.maximum(values, 0)
+        g.output("most", x.clamp(-math.inf, 1))
+        expected["most"] = np.minimum(values, 1)
+    found = g.plan().session().run(x=values, y=other, v=other[:, 1].copy())
+    for name, array in expected.items():
+        assert found[name].shape == np.shape(array), name
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, err_msg=name)
+    with pytest.raises(quadriga.GraphError, match="clamp: max"):
+        x.clamp(0, math.nan)
+    anything: Any = "text"
+    with pytest.raises(TypeError):
+        x @ anything
+
+
+def test_examples_of_the_documentation_run() -> None:
+    assert doctest.testmod(quadriga).failed == 0
+    found = doctest.testmod(graph)
+    assert found.attempted > 5 and found.failed == 0

@@ -457,3 +457,14 @@ print(os.waitstatus_to_exitcode(status))
 """
     ended = run(script, str(tiny_path))
     assert (ended.stdout, ended.returncode) == ("0\n", 0), ended.stderr
+
+
+def test_a_scope_that_is_open_at_the_end_is_no_error() -> None:
+    script = """
+from quadriga import graph
+g = graph.Graph()
+scope = g.scope("layer")
+scope.__enter__()
+"""
+    ended = run(script)
+    assert ended.returncode == 0 and ended.stderr == "", ended.stderr

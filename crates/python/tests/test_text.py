@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -189,3 +190,14 @@ def test_closing_a_stream_ends_the_wait_of_another_thread(tiny: quadriga.Model) 
         stream.close()
         assert read.result(timeout=60) == []
         leave.set()
+
+
+def test_an_echo_is_in_the_text_of_the_whole_answer(tiny: quadriga.Model) -> None:
+    ask: dict[str, Any] = {"max_tokens": 3, "temperature": 0, "ignore_eos": True}
+    for prompt, text in (("ab", "ab"), (tiny.tokenize("abc"), "abc")):
+        plain = tiny.generate(prompt, **ask)
+        echoed = tiny.generate(prompt, echo=True, logprobs=1, **ask)
+        assert echoed.text == text + plain.text and echoed.tokens == plain.tokens
+        assert echoed.prompt_logprobs is not None and len(echoed.prompt_logprobs) == echoed.usage.prompt_tokens - 1
+        stream = tiny.generate(prompt, echo=True, stream=True, **ask)
+        assert "".join(piece.text for piece in stream) == plain.text and stream.completion.text == echoed.text

@@ -1,8 +1,10 @@
 """Runs language models and tensor graphs on several processors at once.
 
 >>> import quadriga
->>> model = quadriga.Model("model.gguf")                        # or "ORG/REPO:QUANT", or nothing for a small one
->>> print(model.chat("Why is the sky blue?", max_tokens=100))   # doctest: +SKIP
+>>> model = quadriga.Model("model.gguf")                       # doctest: +SKIP
+>>> print(model.chat("Why is the sky blue?", max_tokens=100))  # doctest: +SKIP
+
+A model is a GGUF file or `ORG/REPO:QUANT` of Hugging Face's hub; without a name it is a small one.
 """
 
 from __future__ import annotations

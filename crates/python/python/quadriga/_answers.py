@@ -7,6 +7,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -67,7 +68,7 @@ class ToolCall:
 class Completion:
     """A whole answer."""
 
-    #: The text, without the reasoning.
+    #: The text, without the reasoning; with `echo` it begins with the prompt.
     text: str
     #: The model's reasoning before the answer; empty if there is none.
     reasoning: str
@@ -87,8 +88,17 @@ class Completion:
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])
     #: Log-probabilities of the prompt's tokens but the first, each with the most probable tokens.
     prompt_logprobs: list[tuple[float, list[tuple[int, float]]]] | None = None
-    #: The text as an object of the class that `response_format` was.
-    parsed: Any = None
+    #: Makes `parsed` of the answer: the parser, and the text without an echoed prompt.
+    parser: tuple[Callable[[str], Any], str] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def parsed(self) -> Any:
+        """The text as an object of the class that `response_format` was; None without one, and for an answer that was cut off
+        by `max_tokens` or calls tools. If the class refuses the text, reading this raises its exception; the answer is kept."""
+        if self.parser is None:
+            return None
+        parse, text = self.parser
+        return parse(text)
 
     def __str__(self) -> str:
         return self.text
@@ -113,8 +123,12 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
     Closing it, or dropping it, ends the generation. When it has ended, `completion` has the whole answer.
     """
 
-    def __init__(self, core: StreamCore, parse: Callable[[str], Any] | None = None, owner: object = None) -> None:
+    def __init__(
+        self, core: StreamCore, parse: Callable[[str], Any] | None = None, owner: object = None, echoed: str = ""
+    ) -> None:
         self._core = core
+        #: The prompt with which the text of the whole answer begins.
+        self._echoed = echoed
         #: The model, which lives as long as its answers.
         self._owner = owner
         self._parse = parse
@@ -212,7 +226,7 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
         has_logprobs = any(piece.logprob is not None for piece in pieces)
         logprobs = [np.nan if piece.logprob is None else piece.logprob for piece in pieces]
         return Completion(
-            text=text,
+            text=self._echoed + text,
             reasoning="".join([piece.reasoning for piece in pieces]),
             tool_calls=_tool_calls(pieces),
             tokens=[piece.token for piece in pieces],
@@ -222,7 +236,7 @@ class Stream(Iterator[Piece], AsyncIterator[Piece]):
             logprobs=np.array(logprobs, dtype=np.float64) if has_logprobs else None,
             top_logprobs=[piece.top_logprobs for piece in pieces] if has_logprobs else [],
             prompt_logprobs=self._core.prompt_logprobs,
-            parsed=self._parse(text) if self._parse and reason == "stop" else None,
+            parser=(self._parse, text) if self._parse and reason == "stop" else None,
         )
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .errors import GraphError
 
-__all__ = ["as_array", "as_converted", "as_count", "as_dims", "as_number", "as_parameter"]
+__all__ = ["as_array", "as_bound", "as_converted", "as_count", "as_dims", "as_number", "as_parameter"]
 
 #: The types that numpy has, by their names here.
 _NUMPY: dict[str, type[np.generic]] = {
@@ -24,6 +24,9 @@ _NUMPY: dict[str, type[np.generic]] = {
     "i32": np.int32,
     "i64": np.int64,
 }
+
+#: A float64 that is infinite as float32.
+_BEYOND_F32 = 1e300
 
 
 def as_array(values: Any) -> npt.NDArray[Any]:
@@ -72,3 +75,11 @@ def as_parameter(name: str, value: Any) -> Any:
     if isinstance(plain, float) and not math.isfinite(plain):
         raise GraphError(f"{name} is {plain}; it must be finite")
     return plain
+
+
+def as_bound(name: str, value: Any) -> float:
+    """A bound of a range, which may be infinite. JSON has no infinity: it stands as a number that is one in float32."""
+    bound = as_number(value)
+    if math.isnan(bound):
+        raise GraphError(f"{name} is not a number")
+    return min(max(bound, -_BEYOND_F32), _BEYOND_F32)

@@ -30,9 +30,11 @@ from ._requests import (
     message_list,
     names_list,
     path_text,
+    refuse_stream,
     request_json,
     request_options,
     response_format_and_parser,
+    tool_list,
 )
 from .errors import InvalidRequest
 
@@ -40,6 +42,9 @@ __all__ = ["Model"]
 
 #: Texts that are embedded by one call of the native part.
 _EMBEDDED_TEXTS = 64
+
+#: The largest `n_parallel`: beyond it, the KV cache has no room for contexts.
+_MOST_PARALLEL = 1 << 16
 
 #: Prompts of at most so many characters or tokens, with these options, begin at once: the event loop's thread submits them.
 _SHORT_PROMPT = 1024
@@ -87,7 +92,7 @@ class Model(ModelFacts):
                 Without a path a small model, SmolLM2 135M.
             n_ctx: Context size of a request in tokens; 0 for what the model was trained with, or less where memory is short.
             n_gpu_layers: Layers on the GPU: a number, "all", or "auto" for what saves the most time and fits.
-            n_parallel: Most requests that are computed at once.
+            n_parallel: Most requests that are computed at once; at most 65536.
             kv_tokens: KV cache in tokens, all requests together.
             n_batch: Most tokens that are computed at once.
             n_threads: CPU threads.
@@ -110,7 +115,7 @@ class Model(ModelFacts):
         options = {
             "n_ctx": checked_count("n_ctx", n_ctx, 0),
             "n_batch": checked_count("n_batch", n_batch, 1),
-            "n_parallel": checked_count("n_parallel", n_parallel, 1),
+            "n_parallel": checked_count("n_parallel", n_parallel, 1, _MOST_PARALLEL),
             "kv_tokens": None if kv_tokens is None else checked_count("kv_tokens", kv_tokens, 1),
             "n_gpu_layers": str(n_gpu_layers),
             "devices": names_list("devices", devices),
@@ -226,13 +231,18 @@ class Model(ModelFacts):
             logprobs: Report log-probabilities, and the N most probable tokens beside each.
             response_format: What the answer must be: OpenAI's object, a JSON schema, or a class of pydantic.
             logits_processors: Functions of tokens and logits that are called before each token is sampled.
-            **more: Further sampling options by their names in llama.cpp's server, such as `repeat_penalty` or `grammar`.
+            **more: Further sampling options by their names in llama.cpp's server, such as `repeat_penalty` or `grammar`; with
+                `echo`, the text of the whole answer (not the pieces of a stream) begins with the prompt, and with `logprobs`
+                it has `prompt_logprobs`.
         """
         body = request_options(locals(), more)
         body["prompt"] = prompt if isinstance(prompt, str) else checked_tokens(prompt)
+        echoed = ""
+        if more.get("echo"):
+            echoed = prompt if isinstance(prompt, str) else self.detokenize(prompt)
         body["max_tokens"] = -1 if max_tokens is None else max_tokens
         body["logprobs"] = logprobs
-        return self._answer("/v1/completions", body, response_format, logits_processors, stream)
+        return self._answer("/v1/completions", body, response_format, logits_processors, stream, echoed)
 
     @overload
     def chat(
@@ -304,9 +314,11 @@ class Model(ModelFacts):
 
         The other arguments are those of `generate`.
         """
+        if "echo" in more:
+            raise TypeError("chat has no option echo; the prompt is chat_tokens(messages)")
         body = request_options(locals(), more)
         body["messages"] = message_list(messages)
-        body["tools"] = None if tools is None else [dict(tool) for tool in tools]
+        body["tools"] = tool_list(tools)
         body["tool_choice"] = tool_choice
         body["max_tokens"] = -1 if max_tokens is None else max_tokens
         if logprobs is not None:
@@ -315,6 +327,7 @@ class Model(ModelFacts):
 
     async def generate_async(self, prompt: str | Sequence[int], **options: Any) -> Completion:
         """As `generate`, in an event loop. To stream, use `async for` on `generate(…, stream=True)`."""
+        refuse_stream("generate", options)
         # Tokenizing a long text, or compiling a grammar, would keep the event loop.
         if len(prompt) <= _SHORT_PROMPT and options.keys() <= _QUICK_OPTIONS:
             return await self.generate(prompt, stream=True, **options).collect_async()
@@ -323,6 +336,7 @@ class Model(ModelFacts):
 
     async def chat_async(self, messages: Messages, **options: Any) -> Completion:
         """As `chat`, in an event loop. To stream, use `async for` on `chat(…, stream=True)`."""
+        refuse_stream("chat", options)
         stream = await asyncio.to_thread(self.chat, messages, stream=True, **options)
         return await stream.collect_async()
 
@@ -333,10 +347,11 @@ class Model(ModelFacts):
         response_format: Any,
         processors: Sequence[LogitsProcessor],
         streams: bool,
+        echoed: str = "",
     ) -> Completion | Stream:
         body["response_format"], parse = response_format_and_parser(response_format)
         core = self._core.submit(path, request_json(body), list(processors) or None)
-        stream = Stream(core, parse, self)
+        stream = Stream(core, parse, self, echoed)
         return stream if streams else stream.collect()
 
     # Texts, tokens, vectors.

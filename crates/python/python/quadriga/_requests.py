@@ -26,9 +26,11 @@ __all__ = [
     "message_list",
     "names_list",
     "path_text",
+    "refuse_stream",
     "request_json",
     "request_options",
     "response_format_and_parser",
+    "tool_list",
 ]
 
 #: A path of a file.
@@ -111,12 +113,14 @@ def adapter_list(lora: Adapters) -> list[tuple[str, float]]:
     return adapters
 
 
-def checked_count(name: str, value: int, least: int) -> int:
+def checked_count(name: str, value: int, least: int, most: int | None = None) -> int:
     count = operator.index(value)
     if count < least:
         raise InvalidRequest(f"{name} is {count}; it must be at least {least}")
     if count >= 1 << 63:
         raise InvalidRequest(f"{name} is {count}; it must be less than 2⁶³")
+    if most is not None and count > most:
+        raise InvalidRequest(f"{name} is {count}; it must be at most {most}")
     return count
 
 
@@ -160,6 +164,27 @@ def message_list(messages: Messages) -> list[dict[str, Any]]:
             raise InvalidRequest(f'message {number} is a {kind}; a message is {{"role": "user", "content": "…"}}')
         found.append(dict(message))
     return found
+
+
+def tool_list(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Functions that a model may call, checked."""
+    if tools is None:
+        return None
+    if isinstance(tools, (str, bytes, Mapping)):
+        raise TypeError(f"tools is a {type(tools).__name__}; it must be a list of functions")
+    found: list[dict[str, Any]] = []
+    for number, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            form = '{"type": "function", "function": {"name": "…", "parameters": {…}}}'
+            raise InvalidRequest(f"tool {number} is a {type(tool).__name__}; a tool is {form}")
+        found.append(dict(tool))
+    return found
+
+
+def refuse_stream(method: str, options: dict[str, Any]) -> None:
+    """Removes `stream=False` from the options of a method that returns whole answers, and refuses `stream=True`."""
+    if options.pop("stream", False):
+        raise TypeError(f"{method}_async returns whole answers; to stream, use `async for` on {method}(…, stream=True)")
 
 
 def request_options(named: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Plan:
 
     def session(self) -> Session:
         """Allocates memory, loads weights and compiles: ready to run."""
-        return Session(self.core.session())
+        return Session(self.core.session(), self)
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ class Observed:
     """The result of a node, right after it was computed."""
 
     name: str
+    #: The type in the graph.
     dtype: str
     #: The device that computed it.
     device: str | None
@@ -93,8 +94,9 @@ class Observed:
 class Session:
     """Memory, weights and compiled code of a plan; runs it any number of times."""
 
-    def __init__(self, core: SessionCore) -> None:
+    def __init__(self, core: SessionCore, plan: Plan) -> None:
         self.core = core
+        self._plan = plan
         self.inputs = _infos(core.inputs())
         self.outputs = _infos(core.outputs())
         self.states = _infos(core.states())
@@ -165,13 +167,15 @@ class Session:
     def observe(
         self,
         function: Callable[[Observed], bool | None],
-        names: Sequence[str] | None = None,
+        names: str | Sequence[str] | None = None,
         inputs: Mapping[str, Any] | None = None,
     ) -> bool:
         """Runs the plan and calls a function with each result, or with those of some names.
 
-        The function ends the run by returning False. Returns whether all nodes were computed.
+        The function ends the run by returning False. Returns whether all nodes were computed. A name that no node of the plan
+        has is an error; inputs, weights and views are not computed, and thus not observed.
         """
+        wanted = None if names is None else self._node_names([names] if isinstance(names, str) else list(names))
 
         def call(
             name: str, data: bytes, of: str, dtype: str, dims: list[int], strides: list[int], device: str | None
@@ -179,10 +183,18 @@ class Session:
             array: npt.NDArray[Any] = np.frombuffer(data, dtype=of)
             if of != "|u1":
                 array = np.lib.stride_tricks.as_strided(array, dims, strides, writeable=False)
-            return function(Observed(name, dtype, device, array)) is not False
+            return function(Observed(name, dtype.lower(), device, array)) is not False
 
         given = [(name, self._given(name, values)) for name, values in (inputs or {}).items()]
-        return self.core.observe(call, None if names is None else list(names), given)
+        return self.core.observe(call, wanted, given)
+
+    def _node_names(self, names: list[str]) -> list[str]:
+        """Names of nodes, checked."""
+        known = {node["name"] for node in self._plan.explain()["nodes"]}
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise GraphError(f"names: no node of the plan is called {', '.join(map(repr, unknown))}")
+        return names
 
     def read_state(self, name: str) -> npt.NDArray[Any]:
         """The content of a state."""

@@ -16,19 +16,19 @@ Shapes are written outermost dimension first, as numpy does. Inputs are numpy ar
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ._arrays import as_array, as_count, as_dims, as_number, as_parameter
+from ._arrays import as_array, as_bound, as_count, as_dims, as_number, as_parameter
 from ._quadriga import CustomOperation, GraphCore
 from ._session import Observed, Plan, Session, TensorInfo
 from .errors import GraphError
 
-__all__ = ["Graph", "Observed", "Operation", "Plan", "Session", "TensorInfo", "Value", "operation"]
+__all__ = ["Graph", "Observed", "Operation", "Plan", "Scope", "Session", "TensorInfo", "Value", "operation"]
 
 
 class Value:
@@ -81,6 +81,46 @@ class Value:
     def __truediv__(self, other: Value | float) -> Value:
         return self._apply("div", other) if isinstance(other, Value) else self.scale(1.0 / as_number(other))
 
+    def __rtruediv__(self, other: float) -> Value:
+        number = as_number(other)
+        # Limited to a range of one number, every element is that number.
+        return self.clamp(number, number)._apply("div", self)
+
+    def __pow__(self, exponent: float) -> Value:
+        power = as_number(exponent)
+        if power == 0.5:
+            return self.sqrt()
+        if not power.is_integer():
+            # Negative elements have no such power: as in numpy, it is NaN.
+            return (self.log() * power).exp()
+        if power <= 0:
+            return self.clamp(1.0, 1.0) if power == 0 else 1.0 / self**-power
+        return self._whole_power(int(power))
+
+    def _whole_power(self, power: int) -> Value:
+        """A power from 1 on, by repeated squaring."""
+        if power == 1:
+            return self
+        squared = self._whole_power(power // 2).sqr()
+        return squared * self if power % 2 else squared
+
+    def __matmul__(self, other: Value) -> Value:
+        """The product `[…, m, k] @ […, k, n]`, with vectors as in numpy. Weights that are stored as `[n, k]` need no
+        transposed copy with `mul_mat`."""
+        if not isinstance(other, Value):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return NotImplemented
+        if not self.shape or not other.shape:
+            raise GraphError("@ needs operands with at least one dimension")
+        left = self if len(self.shape) > 1 else self.reshape((1, *self.shape))
+        right = other.transpose().cont() if len(other.shape) > 1 else other.reshape((1, *other.shape))
+        product = right.mul_mat(left)
+        shape = list(product.shape)
+        if len(other.shape) == 1:
+            shape.pop()
+        if len(self.shape) == 1:
+            del shape[-1 if len(other.shape) == 1 else -2]
+        return product if len(shape) == len(product.shape) else product.reshape(shape)
+
     def __neg__(self) -> Value:
         return self._apply("neg")
 
@@ -89,8 +129,8 @@ class Value:
         return self._apply("scale", scale=scale, bias=bias)
 
     def clamp(self, min: float, max: float) -> Value:
-        """Each element limited to a range."""
-        return self._apply("clamp", min=min, max=max)
+        """Each element limited to a range, whose ends may be infinite."""
+        return self._apply("clamp", min=as_bound("clamp: min", min), max=as_bound("clamp: max", max))
 
     def sqr(self) -> Value:
         """Squares."""
@@ -339,6 +379,25 @@ def operation(
     return decorate
 
 
+class Scope:
+    """A scope of names, for a `with` statement.
+
+    It is no generator: one that is still open would close its scope when the interpreter ends, and the graph is gone then.
+    """
+
+    def __init__(self, graph: Graph, name: str) -> None:
+        self._graph, self._name = graph, name
+
+    def __enter__(self) -> Graph:
+        self._graph.core.open_scope(self._name)
+        return self._graph
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._graph.core.close_scope()
+
+
 class Graph:
     """A graph that is being built. Planning finishes it."""
 
@@ -399,14 +458,9 @@ class Graph:
             raise GraphError(f"output {name}: the value belongs to another graph")
         self.core.output(name, value._number)  # pyright: ignore[reportPrivateUsage]
 
-    @contextmanager
-    def scope(self, name: str) -> Generator[Graph, None, None]:
+    def scope(self, name: str) -> Scope:
         """Names of results begin with this while the `with` statement lasts."""
-        self.core.open_scope(name)
-        try:
-            yield self
-        finally:
-            self.core.close_scope()
+        return Scope(self, name)
 
     def barrier(self) -> None:
         """Everything built before is executed before everything built after."""
