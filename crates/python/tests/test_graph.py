@@ -340,7 +340,7 @@ def test_powers_quotients_and_products_are_those_of_numpy() -> None:
         x.clamp(0, math.nan)
     anything: Any = "text"
     with pytest.raises(TypeError):
-        x @ anything
+        _ = x @ anything
 
 
 def test_examples_of_the_documentation_run() -> None:

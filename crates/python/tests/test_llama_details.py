@@ -86,30 +86,42 @@ def test_criteria_see_the_logits(llm: Llama) -> None:
     assert len(seen) == 4 and all(token == best for token, best in seen)
 
 
-def test_offsets_count_from_the_beginning_of_the_text(llm: Llama) -> None:
+def test_offsets_count_from_the_beginning_of_the_prompt(llm: Llama) -> None:
     prompt = "The capital of France is"
-    choice = llm(prompt, max_tokens=4, temperature=0, logprobs=1, echo=True)["choices"][0]
-    for offset, token in zip(choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"]):
+    ask: dict[str, Any] = {"max_tokens": 4, "temperature": 0, "logprobs": 1}
+    choice = llm(prompt, echo=True, **ask)["choices"][0]
+    echoed = choice["logprobs"]
+    for offset, token in zip(echoed["text_offset"], echoed["tokens"]):
         assert choice["text"][offset : offset + len(token)] == token
-    assert choice["logprobs"]["text_offset"][0] == len(prompt)
+    # With the prompt come its log-probabilities; nothing predicts its first token.
+    assert echoed["text_offset"][0] == 0 and echoed["token_logprobs"][0] is echoed["top_logprobs"][0] is None
+    tokens = llm.tokenize(prompt.encode())
+    expected = [Llama.logits_to_logprobs(row)[token] for row, token in zip(llm.model.logits(tokens), tokens[1:])]
+    np.testing.assert_allclose(echoed["token_logprobs"][1 : len(tokens)], expected, atol=0.02)
+    # Without it the answer's are the same, and begin behind the prompt.
+    alone = llm(prompt, **ask)["choices"][0]["logprobs"]
+    for name, values in alone.items():
+        assert values == echoed[name][len(tokens) :] or name.endswith("logprobs"), name
+    np.testing.assert_allclose(alone["token_logprobs"], echoed["token_logprobs"][len(tokens) :], atol=0.02)
+    assert alone["text_offset"][0] == len(prompt)
+    assert llm(tokens, **ask)["choices"][0]["logprobs"]["text_offset"] == alone["text_offset"]
 
 
 def test_tokens_that_are_parts_of_a_character_have_its_bytes(llm: Llama) -> None:
     grammar = LlamaGrammar.from_string('root ::= "🦄🦄ab"')
     ask: dict[str, Any] = {"max_tokens": 16, "temperature": 0, "grammar": grammar}
     answer = llm.create_chat_completion([{"role": "user", "content": "Hi"}], logprobs=True, **ask)["choices"][0]
-    # The last token is the end of the text.
-    content = answer["logprobs"]["content"][:-1]
+    content = answer["logprobs"]["content"]
     assert b"".join(bytes(entry["bytes"]) for entry in content) == "🦄🦄ab".encode()
     assert any(entry["token"] == "\ufffd" for entry in content), content
 
     whole = llm("x", logprobs=1, **ask)["choices"][0]
     offsets = whole["logprobs"]["text_offset"]
     assert whole["text"] == "🦄🦄ab" and offsets == sorted(offsets)
-    for offset, token in zip(offsets[:-1], whole["logprobs"]["tokens"]):
-        assert "\ufffd" in token or whole["text"][offset:].startswith(token)
-    # Several tokens of one character begin where it begins.
-    assert offsets.count(0) > 1 and offsets[-1] == len(whole["text"])
+    for offset, token in zip(offsets, whole["logprobs"]["tokens"]):
+        assert "\ufffd" in token or whole["text"][offset - 1 :].startswith(token)
+    # Behind the prompt; several tokens of one character begin where it begins.
+    assert offsets.count(1) > 1 and offsets[-1] <= len(whole["text"])
     chunks = [chunk["choices"][0]["logprobs"] for chunk in llm("x", logprobs=1, stream=True, **ask)]
     assert [offset for chunk in chunks if chunk for offset in chunk["text_offset"]] == offsets
 
@@ -149,7 +161,7 @@ def test_a_seed_gives_a_sequence_of_answers(tiny_path: Path) -> None:
         ("vocab_only", True, False),
         ("lora_base", "base.gguf", None),
         ("tokenizer", object(), None),
-        ("chat_handler", object(), None),
+        ("attention_type", 1, -1),
     ],
 )
 def test_arguments_that_would_change_answers_are_refused(tiny_path: Path, name: str, value: Any, neutral: Any) -> None:

@@ -6,21 +6,23 @@ import importlib
 import random
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ._llama_answers import (
     Answered,
     Head,
     LogitsRows,
+    MOST_LOGPROBS,
     Offsets,
+    TopRows,
     chat_logprobs,
-    chat_piece_logprobs,
     completion_logprobs,
-    piece_logprobs,
+    prompt_scores,
+    scored_lists,
     usage_of,
 )
-from ._llama_options import closed_format, constraint, limit, processors, refuse_mirostat
+from ._llama_options import check_sampling, closed_format, constraint, limit, processors, sampling
 from ._llama_types import LlamaGrammar, LogitsProcessorList, StoppingCriteria, Tokens
 from ._model import Model
 from .errors import InvalidRequest
@@ -36,6 +38,10 @@ class LlamaCompletions:
     #: The random seed, from which those of requests without their own follow.
     _seed: int | None
     _seed_lock: threading.Lock
+    #: The tokens that penalties count.
+    last_n_tokens_size: int
+    #: The tokens that end an answer.
+    _ends: frozenset[int]
 
     def _next_seed(self, given: int | None) -> int | None:
         """The seed of a completion: its own, or the next one, as in llama-cpp-python."""
@@ -77,54 +83,56 @@ class LlamaCompletions:
         """Continues a prompt. The result is OpenAI's completion object, or an iterator over its chunks."""
         if suffix:
             raise InvalidRequest("suffix is not supported")
-        refuse_mirostat(mirostat_mode)
+        check_sampling(tfs_z, mirostat_mode)
         rows = None if stopping_criteria is None else LogitsRows()
+        tops = None if logprobs is None or logprobs <= MOST_LOGPROBS else TopRows(logprobs)
+        # As there, streams do not echo.
+        echo = echo and not stream
         answer = self.model.generate(
             prompt,
             stream=True,
             max_tokens=limit(max_tokens),
-            temperature=max(temperature, 0.0),
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            typical_p=typical_p,
+            **sampling(temperature, top_p, top_k, min_p, typical_p, self.last_n_tokens_size),
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
             repeat_penalty=repeat_penalty,
             seed=self._next_seed(seed),
             stop=stop or None,
-            logprobs=logprobs,
-            logits_processors=processors(rows, logits_processor),
+            logprobs=None if logprobs is None else min(logprobs, MOST_LOGPROBS),
+            logits_processors=processors(rows, tops, given=logits_processor),
+            echo=echo,
             **constraint(grammar, logit_bias),
         )
         head = Head("cmpl", model or self.model_path)
-        answered = Answered(self._remember, answer, stopping_criteria, rows)
+        answered = Answered(self._remember, answer, stopping_criteria, rows, tops, self._ends)
         if stream:
-            return self._completion_chunks(head, answered, logprobs is not None)
+            return self._completion_chunks(head, answered, None if logprobs is None else self._prompt_text(prompt))
         completion = answered.finish()
-        before = self._prompt_text(prompt) if echo else ""
-        found = None if logprobs is None else completion_logprobs(self.model, completion, len(before))
+        found = None
+        if logprobs is not None:
+            before = prompt_scores(self.model, completion, answered.prompt_tokens, logprobs) if echo else []
+            found = completion_logprobs(self.model, before, self._prompt_text(prompt), answered.scored)
         choice = {
-            "text": before + completion.text,
+            "text": completion.text,
             "index": 0,
             "logprobs": found,
             "finish_reason": completion.finish_reason,
         }
-        return {**head.fields("text_completion"), "choices": [choice], "usage": usage_of(completion)}
+        return {**head.fields("text_completion"), "choices": [choice], "usage": usage_of(completion, answered)}
 
     __call__ = create_completion
 
-    def _completion_chunks(
-        self, head: Head, answered: Answered, with_logprobs: bool
-    ) -> Iterator[dict[str, Any]]:
+    def _completion_chunks(self, head: Head, answered: Answered, before: str | None) -> Iterator[dict[str, Any]]:
+        """The chunks of a completion, with log-probabilities if there is a text before it, behind which offsets begin."""
+
         def chunk(text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
             choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": reason}
             return {**head.fields("text_completion"), "choices": [choice]}
 
-        offsets = Offsets(self.model)
-        for piece in answered.pieces():
-            logprobs = piece_logprobs(self.model, piece, offsets) if with_logprobs else None
-            if piece.text or with_logprobs:
+        offsets = Offsets(self.model, len(before or ""))
+        for piece, scored in answered.pieces():
+            logprobs = None if scored is None or before is None else scored_lists(self.model, [scored], offsets)
+            if piece.text or logprobs:
                 yield chunk(piece.text, logprobs, None)
         yield chunk("", None, answered.finish().finish_reason)
 
@@ -160,7 +168,13 @@ class LlamaCompletions:
         top_logprobs: int | None = None,
     ) -> Any:
         """Answers a conversation. The result is OpenAI's chat completion object, or an iterator over its chunks."""
-        refuse_mirostat(mirostat_mode)
+        given = {name: value for name, value in locals().items() if name != "self"}
+        handler = self._handler()
+        if handler is not None:
+            return handler(llama=self, **given)
+        check_sampling(tfs_z, mirostat_mode)
+        wanted = (top_logprobs or 0) if logprobs else None
+        tops = None if wanted is None or wanted <= MOST_LOGPROBS else TopRows(wanted)
         is_legacy = tools is None
         if functions and tools is None:
             tools = [{"type": "function", "function": dict(function)} for function in functions]
@@ -172,25 +186,21 @@ class LlamaCompletions:
             tools=tools,
             tool_choice=tool_choice,
             max_tokens=limit(max_tokens),
-            temperature=max(temperature, 0.0),
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            typical_p=typical_p,
+            **sampling(temperature, top_p, top_k, min_p, typical_p, self.last_n_tokens_size),
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
             repeat_penalty=repeat_penalty,
             seed=self._next_seed(seed),
             stop=stop or None,
-            logprobs=(top_logprobs or 0) if logprobs else None,
+            logprobs=None if wanted is None else min(wanted, MOST_LOGPROBS),
             response_format=closed_format(response_format),
-            logits_processors=list(logits_processor or ()),
+            logits_processors=processors(tops, given=logits_processor),
             # A function that is named is called once.
             parallel_tool_calls=tool_choice is None or isinstance(tool_choice, str),
             **constraint(grammar, logit_bias),
         )
         head = Head("chatcmpl", model or self.model_path)
-        answered = Answered(self._remember, answer)
+        answered = Answered(self._remember, answer, tops=tops, ends=self._ends)
         legacy = functions is not None and is_legacy
         if stream:
             return self._chat_chunks(head, answered, bool(logprobs), legacy)
@@ -204,10 +214,10 @@ class LlamaCompletions:
         choice: dict[str, Any] = {
             "index": 0,
             "message": message,
-            "logprobs": chat_logprobs(self.model, completion) if logprobs else None,
+            "logprobs": chat_logprobs(self.model, answered.scored) if logprobs else None,
             "finish_reason": completion.finish_reason,
         }
-        return {**head.fields("chat.completion"), "choices": [choice], "usage": usage_of(completion)}
+        return {**head.fields("chat.completion"), "choices": [choice], "usage": usage_of(completion, answered)}
 
     def _chat_chunks(
         self, head: Head, answered: Answered, with_logprobs: bool, legacy: bool
@@ -217,9 +227,9 @@ class LlamaCompletions:
             return {**head.fields("chat.completion.chunk"), "choices": [choice]}
 
         yield chunk({"role": "assistant"}, None)
-        for piece in answered.pieces():
-            logprobs = chat_piece_logprobs(self.model, piece) if with_logprobs else None
-            if piece.text or with_logprobs:
+        for piece, scored in answered.pieces():
+            logprobs = chat_logprobs(self.model, [scored]) if with_logprobs and scored is not None else None
+            if piece.text or logprobs:
                 yield chunk({"content": piece.text}, None, logprobs)
             for index, name, arguments in piece.tool_calls:
                 function: dict[str, Any] = {"arguments": arguments}
@@ -243,6 +253,10 @@ class LlamaCompletions:
         if kwargs.get("stream", False):
             return (chat.ChatCompletionChunk(**chunk) for chunk in answer)
         return chat.ChatCompletion(**answer)
+
+    def _handler(self) -> Callable[..., Any] | None:
+        """What answers conversations in place of the model's own chat template."""
+        raise NotImplementedError
 
     def _remember(self, tokens: list[int]) -> None:
         """Is given the tokens of a prompt and its answer."""

@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "BaseLlamaCache",
     "LlamaCache",
     "LlamaGrammar",
     "LlamaRAMCache",
     "LlamaState",
     "LogitsProcessor",
     "LogitsProcessorList",
+    "MinTokensLogitsProcessor",
     "StoppingCriteria",
     "StoppingCriteriaList",
     "Tokens",
@@ -35,6 +37,22 @@ class LogitsProcessorList(list[LogitsProcessor]):
     def __call__(self, input_ids: npt.NDArray[np.intc], scores: npt.NDArray[np.single]) -> npt.NDArray[np.single]:
         for processor in self:
             scores = processor(input_ids, scores)
+        return scores
+
+
+class MinTokensLogitsProcessor:
+    """A logits processor that bans the end of an answer before it has so many tokens."""
+
+    def __init__(self, min_tokens: int, token_eos: int) -> None:
+        self.min_tokens = min_tokens
+        self.token_eos = token_eos
+        self.prompt_tokens: int | None = None
+
+    def __call__(self, input_ids: npt.NDArray[np.intc], scores: npt.NDArray[np.single]) -> npt.NDArray[np.single]:
+        if self.prompt_tokens is None:
+            self.prompt_tokens = len(input_ids)
+        if len(input_ids) < self.prompt_tokens + self.min_tokens:
+            scores[self.token_eos] = -np.inf
         return scores
 
 
@@ -69,11 +87,20 @@ class LlamaGrammar:
         return cls(schema=json.loads(json_schema))
 
 
-class LlamaRAMCache:
+class BaseLlamaCache:
     """Prefixes of earlier prompts are always kept; this class only exists for programs that make one."""
 
     def __init__(self, capacity_bytes: int = 2 << 30) -> None:
         self.capacity_bytes = capacity_bytes
+
+    @property
+    def cache_size(self) -> int:
+        """Bytes in this cache: none, the engine has them."""
+        return 0
+
+
+class LlamaRAMCache(BaseLlamaCache):
+    """The cache that programs give to `Llama.set_cache`."""
 
 
 LlamaCache = LlamaRAMCache

@@ -12,6 +12,9 @@ __all__ = [
     "GGML_TYPE_Q5_0",
     "GGML_TYPE_Q5_1",
     "GGML_TYPE_Q8_0",
+    "LLAMA_ATTENTION_TYPE_CAUSAL",
+    "LLAMA_ATTENTION_TYPE_NON_CAUSAL",
+    "LLAMA_ATTENTION_TYPE_UNSPECIFIED",
     "LLAMA_DEFAULT_SEED",
     "LLAMA_POOLING_TYPE_CLS",
     "LLAMA_POOLING_TYPE_LAST",
@@ -29,7 +32,8 @@ __all__ = [
     "LLAMA_SPLIT_MODE_ROW",
 ]
 
-#: Types of the KV cache, for `type_k` and `type_v`: all that llama.cpp's commands know.
+#: Types of the KV cache, for `type_k` and `type_v`: all that llama.cpp's commands know. Of these, `GGML_TYPE_Q4_1`,
+#: `GGML_TYPE_Q5_0` and `GGML_TYPE_IQ4_NL` are refused: this KV cache does not have them.
 GGML_TYPE_F32 = 0
 GGML_TYPE_F16 = 1
 GGML_TYPE_Q4_0 = 2
@@ -52,6 +56,11 @@ LLAMA_POOLING_TYPE_MEAN = 1
 LLAMA_POOLING_TYPE_CLS = 2
 LLAMA_POOLING_TYPE_LAST = 3
 LLAMA_POOLING_TYPE_RANK = 4
+
+#: `attention_type`.
+LLAMA_ATTENTION_TYPE_UNSPECIFIED = -1
+LLAMA_ATTENTION_TYPE_CAUSAL = 0
+LLAMA_ATTENTION_TYPE_NON_CAUSAL = 1
 
 #: `rope_scaling_type`.
 LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED = -1
