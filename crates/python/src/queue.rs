@@ -69,11 +69,14 @@ impl EventQueue {
         self.lock().events.pop_front()
     }
 
-    /// The next event, if it comes in this time, or whenever it comes; `None` at once if none will come. The turn, if the thread was
+    /// The next event, if it comes in this time, or whenever it comes; `None` at once if none will come, or if
+    /// another thread took it. The turn, if the thread was
     /// woken for it, is to be dropped when the thread has the GIL.
     pub(crate) fn next(&self, wait: Option<Duration>) -> (Option<Event>, Option<TakenTurn<'_>>) {
         let mut state = self.lock();
-        let is_open = |state: &mut QueueState| state.events.is_empty() && !state.closed;
+        // Another thread may have taken the event that this one was woken for: it returns nonetheless, to pass the turn on.
+        let is_open =
+            |state: &mut QueueState| state.events.is_empty() && !state.closed && state.turn != Turn::Woken;
         state.readers += 1;
         let mut state = match wait {
             Some(wait) => {

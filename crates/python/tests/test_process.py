@@ -511,4 +511,4 @@ for environment, offline in (({}, True), ({"HF_HUB_OFFLINE": "1"}, False)):
 
 def test_a_kv_cache_that_does_not_fit_is_refused(tiny_path: Path) -> None:
     with pytest.raises(quadriga.OutOfMemory, match="kv_tokens"):
-        quadriga.Model(tiny_path, kv_tokens=1 << 36)
+        quadriga.Model(tiny_path, kv_tokens=1 << 30)

@@ -162,7 +162,7 @@ class Session:
         """Sets the data of a weight that was declared without: an array of its type and shape, bytes as an array of uint8, or a list
         of numbers."""
         dtype = self.core.weight_type(name)
-        self.core.set_weight(name, as_array(values) if dtype is None else as_converted(values, dtype))
+        self.core.set_weight(name, as_array(values) if dtype is None else as_converted(values, dtype.lower()))
 
     def observe(
         self,

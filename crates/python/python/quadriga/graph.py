@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._arrays import as_array, as_count, as_dims, as_number, as_parameter
+from ._arrays import as_converted, as_count, as_dims, as_number, as_parameter
 from ._quadriga import CustomOperation, GraphCore
 from ._session import Observed, Plan, Session, TensorInfo
 from .errors import GraphError
