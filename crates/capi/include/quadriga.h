@@ -20,8 +20,9 @@
  * that it has in `*needed`, which may be NULL. If they do not fit, nothing is written and the status is
  * QD_STATUS_BUFFER_TOO_SMALL. With a `capacity` of 0 the buffer may be NULL: call twice. For texts, `needed` counts the NUL.
  *
- * Structures of parameters begin with their size, which the functions *_default_params set: programs and libraries of
- * different versions understand each other. NULL stands for the defaults.
+ * Structures of parameters begin with their size, which the functions *_default_params set; another size is an error. NULL
+ * stands for the defaults. A program runs with every library of the QD_ABI_VERSION that it was compiled for: functions may
+ * come, but neither a function nor a structure changes without a new version.
  *
  * Threads. Every function says it. "any" means that any number of threads may call it at the same time. "one at a time"
  * means that a call with an object that another call is using returns QD_STATUS_BUSY at once, also from a callback of that
@@ -38,7 +39,7 @@
 // Bytes of the message of an error, the NUL included.
 #define QD_ERROR_MESSAGE_BYTES 1020
 
-// The version of the interface that this header describes. It grows when a function changes or goes away, and is part of
+// The version of the interface that this header describes. It grows when a function or a structure changes or goes away, and is part of
 // the shared library's name and of its symbols' versions.
 #define QD_ABI_VERSION 1
 
@@ -2470,7 +2471,7 @@ double qd_node_parameter(const qd_node *node, const char *name, double otherwise
 qd_backend_table qd_backend_default_params(void);
 
 // Compares what a backend computes with a reference in 64-bit floating point, in guarded memory: `cases` random cases of more
-// than 21,000, each of them in memory of its own, and in place where the operation allows it; 0: all. The report as text
+// than 40,000, each of them in memory of its own, and in place where the operation allows it; 0: all. The report as text
 // goes to `buffer`, as in other functions. QD_STATUS_OK also if cases failed.
 //
 // Threads: any.

@@ -23,7 +23,7 @@ pub struct qd_conformance {
 }
 
 /// Compares what a backend computes with a reference in 64-bit floating point, in guarded memory: `cases` random cases of more
-/// than 21,000, each of them in memory of its own, and in place where the operation allows it; 0: all. The report as text
+/// than 40,000, each of them in memory of its own, and in place where the operation allows it; 0: all. The report as text
 /// goes to `buffer`, as in other functions. QD_STATUS_OK also if cases failed.
 ///
 /// Threads: any.

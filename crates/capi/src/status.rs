@@ -195,6 +195,7 @@ impl Failure {
         use llm::Error;
         let code = match error {
             Error::File(file) => file_code(file),
+            Error::SavedState { source, .. } => file_code(source),
             Error::Runtime(runtime) => runtime_code(runtime),
             Error::UnsupportedArchitecture { .. } | Error::TensorType { .. } => QD_STATUS_UNSUPPORTED,
             Error::Encoder { .. } | Error::NoClassificationHead => QD_STATUS_UNSUPPORTED,
@@ -222,11 +223,11 @@ impl Failure {
     }
 }
 
-fn file_code(error: &gguf::Error) -> qd_status {
+fn file_code(error: &(dyn std::error::Error + 'static)) -> qd_status {
     let is_missing = |error: &(dyn std::error::Error + 'static)| {
         error.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == std::io::ErrorKind::NotFound)
     };
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    let mut cause = Some(error);
     while let Some(error) = cause {
         if is_missing(error) {
             return QD_STATUS_NOT_FOUND;

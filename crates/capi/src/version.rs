@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use crate::{guard, handle};
 
-/// The version of the interface that this header describes. It grows when a function changes or goes away, and is part of
+/// The version of the interface that this header describes. It grows when a function or a structure changes or goes away, and is part of
 /// the shared library's name and of its symbols' versions.
 pub const QD_ABI_VERSION: u32 = 1;
 

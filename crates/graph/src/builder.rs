@@ -203,6 +203,7 @@ impl GraphBuilder {
         }
         graph.drop_last_barrier();
         graph.fingerprint = fingerprint(&graph);
+        graph.shrink();
         Ok(graph)
     }
 }

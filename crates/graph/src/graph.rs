@@ -85,6 +85,17 @@ pub struct Graph {
 }
 
 impl Graph {
+    /// Gives back what was reserved for more: sessions keep many graphs.
+    pub(crate) fn shrink(&mut self) {
+        self.tensors.shrink_to_fit();
+        self.nodes.shrink_to_fit();
+        self.edges.shrink_to_fit();
+        self.scopes.shrink_to_fit();
+        self.labels.shrink_to_fit();
+        self.data.shrink_to_fit();
+        self.leaves.shrink_to_fit();
+    }
+
     /// All tensors, in the order of their ids.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors

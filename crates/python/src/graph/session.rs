@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use quadriga_graph::{DType, Shape, TensorKind};
 use quadriga_runtime::{ObservedRun, Session, TensorInfo};
 
 use super::array::{ArrayView, numpy_name};
@@ -106,6 +107,13 @@ impl SessionCore {
     }
 }
 
+/// The type and the shape of a weight.
+fn weight(session: &Session, name: &str) -> Option<(DType, Shape)> {
+    let graph = session.plan()?.graph();
+    let tensor = graph.get(graph.leaf(name)?)?;
+    (tensor.kind() == TensorKind::Weight).then(|| (tensor.dtype(), *tensor.shape()))
+}
+
 fn facts(info: &TensorInfo) -> TensorFacts {
     let dims = info.shape.dims().to_vec();
     (info.name.clone(), numpy_name(info.dtype), info.dtype.name(), dims, info.bytes)
@@ -143,10 +151,24 @@ impl SessionCore {
         Ok(self.with_arrays(py, |session| Ok(session.set(name, &view)?))?)
     }
 
-    /// Sets the data of a weight.
+    /// The type of a weight, if there is one of this name.
+    fn weight_type(&self, py: Python<'_>, name: &str) -> PyResult<Option<&'static str>> {
+        Ok(self.with_arrays(py, |session| Ok(weight(session, name).map(|(dtype, _)| dtype.name())))?)
+    }
+
+    /// Sets the data of a weight: an array of its type and shape, or bytes.
     fn set_weight(&self, py: Python<'_>, name: &str, array: &Bound<'_, PyAny>) -> PyResult<()> {
         let view = ArrayView::new(array)?;
-        Ok(self.with_arrays(py, |session| Ok(session.set_weight(name, view.as_bytes())?))?)
+        Ok(self.with_arrays(py, |session| {
+            if let Some((dtype, shape)) = weight(session, name) {
+                view.check_type(name, dtype)?;
+                if view.element_type().is_some() && view.shape()? != shape {
+                    let shapes = format!("{name} has the shape {shape}, the array {}", view.shape()?);
+                    return Err(Failure::new("GraphError", shapes));
+                }
+            }
+            Ok(session.set_weight(name, view.as_bytes())?)
+        })?)
     }
 
     /// Copies arrays to inputs, runs the plan, and copies outputs to arrays, as one: calls of other threads come before or after.

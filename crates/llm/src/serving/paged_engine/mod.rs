@@ -217,21 +217,25 @@ impl PagedEngine {
         (sequences, pages): (usize, usize),
         wanted: Wanted,
     ) -> GraphShape {
-        // Beside parts of prompts, a few rows more or less cost little: steps come in fewer shapes.
-        let bucket = if tokens > 2 * sequences { coarse_bucket } else { bucket };
-        let tokens = match sequences {
+        // Beside parts of prompts, a few rows more or less cost little: steps come in fewer shapes, and sessions keep fewer plans.
+        let of_tokens = if tokens > 2 * sequences { coarse_bucket } else { bucket };
+        let of_outputs = if tokens > sequences { coarse_bucket } else { bucket };
+        let padded = match sequences {
             // Recurrent layers would take padding for tokens.
             0..=1 if self.recurrent => tokens,
-            _ if self.recurrent => bucket(sequences).min(self.options.sequences).max(sequences),
-            _ => bucket(tokens).min(self.options.batch),
+            _ if self.recurrent => of_tokens(sequences).min(self.options.sequences).max(sequences),
+            _ => of_tokens(tokens).min(self.options.batch),
         };
         let most = self.options.context.div_ceil(PAGE_SLOTS);
         let pages = pages.max(MIN_TABLE_PAGES).next_power_of_two().min(most).max(1);
-        let table = PageTable { rows: bucket(sequences).min(self.options.sequences).max(sequences), pages };
+        // A row of the table costs nothing beside a token: where they are about as many, their number follows from that of the tokens.
+        let rows = if tokens > 2 * sequences { coarse_bucket(sequences) } else { padded };
+        let table = PageTable { rows: rows.min(self.options.sequences).max(sequences), pages };
+        let tokens = padded;
         // The memory is planned for so many rows of outputs.
         let planned = self.options.output_rows;
         let [logit_rows, hidden] =
-            outputs.map(|outputs| bucket(outputs).min(tokens).min(planned.max(outputs)));
+            outputs.map(|outputs| of_outputs(outputs).min(tokens).min(planned.max(outputs)));
         let rows = logit_rows + hidden;
         let shape = self.options.paged_shape(&self.model, tokens, rows, table);
         let shape = match hidden {
