@@ -71,10 +71,9 @@ impl PagedEngine {
         for group in &groups {
             let rows = self.choose_rows(group, &written);
             self.set_state_rows(&rows, &group.sequences);
-            self.clear_outputs();
             // The outputs of several groups are joined on the host.
             let wanted = if groups.len() > 1 { Wanted::AllLogits } else { wanted };
-            self.run_batch(&group.tokens, &group.sequences, wanted)?;
+            self.start_together(&group.tokens, &group.sequences, wanted)?;
             self.finish()?;
             written.extend(group.sequences.iter().zip(rows).map(|(sequence, [_, to])| (sequence.lane, to)));
             if groups.len() > 1 {

@@ -242,7 +242,7 @@ impl PagedEngine {
         let on_device = self.logits_on_device && has_logits;
         let top = if on_device && wanted == Wanted::Logits { shape.top } else { 0 };
         // The last stage of a pipeline sends few bytes instead of all logits.
-        let argmax = (on_device || self.stages() > 1 && has_logits) && wanted == Wanted::Argmax;
+        let argmax = (on_device || self.has_stages() && has_logits) && wanted == Wanted::Argmax;
         let together = if self.recurrent && sequences > 1 { tokens } else { 1 };
         GraphShape { argmax, top, sequences: together, ..shape }
     }
@@ -271,12 +271,23 @@ impl PagedEngine {
             self.discard();
         }
         self.clear_outputs();
-        if !self.recurrent {
-            self.tell_step(tokens, sequences, wanted)?;
-            let computed = self.run_batch(tokens, sequences, wanted);
-            return self.together(computed);
+        match self.recurrent {
+            true => self.run_recurrent(tokens, sequences, wanted),
+            false => self.start_together(tokens, sequences, wanted),
         }
-        self.run_recurrent(tokens, sequences, wanted)
+    }
+
+    /// Starts a batch on all ranks.
+    pub(super) fn start_together(
+        &mut self,
+        tokens: &[StepToken],
+        sequences: &[StepSequence<'_>],
+        wanted: Wanted,
+    ) -> Result<()> {
+        self.clear_outputs();
+        self.tell_step(tokens, sequences, wanted)?;
+        let computed = self.run_batch(tokens, sequences, wanted);
+        self.together(computed)
     }
 
     /// An error unless rows of recurrent states and lanes agree.
@@ -335,7 +346,7 @@ impl PagedEngine {
 
     /// Waits for the results of the step in flight; of several, those of the oldest. A step that follows it is in flight then.
     pub(super) fn finish(&mut self) -> Result<()> {
-        if self.stages() > 1 {
+        if self.has_stages() && self.has_passed_on() {
             return self.receive_results();
         }
         if self.in_flight.is_none() {
@@ -372,7 +383,7 @@ impl PagedEngine {
         self.finish()
     }
 
-    pub(super) fn run_batch(
+    fn run_batch(
         &mut self,
         tokens: &[StepToken],
         sequences: &[StepSequence<'_>],
@@ -401,7 +412,7 @@ impl PagedEngine {
             experts.set_tables(&mut self.session, &shape)?;
         }
         self.session.start()?;
-        if self.stages() > 1 {
+        if self.has_stages() {
             self.session.wait()?;
             return self.pass_on(shape);
         }

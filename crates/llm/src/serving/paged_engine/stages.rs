@@ -25,9 +25,23 @@ pub(super) struct StepAnswer {
 }
 
 impl PagedEngine {
-    /// The most steps in flight that are useful: one for each stage.
+    /// The most steps in flight that are useful: one for each stage. Of models with recurrent layers, which states a step reads is known
+    /// only after the one before: their stages take turns.
     pub(in crate::serving) fn stages(&self) -> usize {
-        self.ranks().map_or(1, |ranks| ranks.steps_in_flight())
+        match self.recurrent {
+            true => 1,
+            false => self.ranks().map_or(1, |ranks| ranks.steps_in_flight()),
+        }
+    }
+
+    /// Whether other ranks have layers after this one's, or before them.
+    pub(super) fn has_stages(&self) -> bool {
+        self.ranks().is_some_and(|ranks| ranks.steps_in_flight() > 1)
+    }
+
+    /// Whether there are results that were not waited for.
+    pub(super) fn has_passed_on(&self) -> bool {
+        !self.passed_on.is_empty() || !self.answered.is_empty()
     }
 
     /// This rank's part of a step is computed: on the first rank, its results are waited for later.
