@@ -44,8 +44,9 @@ impl RankReport {
         }
         let fastest = (0..plans.len()).max_by(|a, b| {
             let speed = |index: &usize| plans.get(*index).map_or(0.0, |plan| plan.decode_tokens_per_second);
+            let own_keys = |index: &usize| plans.get(*index).is_some_and(|plan| !plan.shares_keys);
             // Of equals, the first: the widest.
-            speed(a).total_cmp(&speed(b)).then(b.cmp(a))
+            own_keys(a).cmp(&own_keys(b)).then(speed(a).total_cmp(&speed(b))).then(b.cmp(a))
         });
         let Some(fastest) = fastest else {
             let reason = refused.into_iter().next().map(|(_, reason)| reason);
