@@ -41,11 +41,11 @@ fn the_link_decides_how_ranks_divide_the_model() {
 
 #[test]
 fn the_text_names_parts_speeds_and_what_is_not_possible() {
-    let command = ["plan", "--preset", "8b", "--type", "q4_k", "-c", "4096", "--ranks", "16", "-q"];
+    let command = ["plan", "--preset", "8b", "--type", "q4_k", "-c", "4096", "--ranks", "64", "-q"];
     let out = output(quadriga(command).args(["--link", "25G"])).success().out;
-    assert!(out.contains("16 ranks over 25 Gbit/s and 10 µs: tensor="), "{out}");
+    assert!(out.contains("64 ranks over 25 Gbit/s and 10 µs: tensor="), "{out}");
     assert!(out.contains("tok/s") && out.contains("sent by a rank"), "{out}");
-    assert!(out.contains("tensor=16,pipeline=1: several ranks: layer 0 has 8 KV heads"), "{out}");
+    assert!(out.contains("tensor=64,pipeline=1: several ranks: layer 0 has 8 KV heads"), "{out}");
 }
 
 /// Ranks wait for each other after attention and after the feed-forward network, so a rank that must have more heads gets no fewer
