@@ -1,18 +1,18 @@
 //! Sequences on several ranks grow, are truncated, saved and restored as on one: windows and recurrent states, too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use crate::common::every_architecture::{SmallModel, small_models};
 use crate::common::serving::{CONTEXT, Spec, alone, answer, batcher, options as serving_options, specs};
 use crate::common::serving::{recipe, stream_through};
 use crate::common::{Recipe, cpu, distance, engine_on};
 use crate::ranks::{SAME, f32_options, on_ranks};
-use quadriga_cluster::{InProcess, Limits, in_process};
+use quadriga_cluster::{ClusterError, Communicator, InProcess, Limits, Operation, in_process};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::sampling::SamplingOptions;
-use quadriga_llm::serving::{Batcher, BatcherOptions};
+use quadriga_llm::serving::{Batcher, BatcherOptions, Request};
 use quadriga_llm::{BatchToken, Engine, EngineOptions, Model, Parallelism};
 
 const GRIDS: [(usize, usize); 3] = [(2, 1), (1, 3), (2, 2)];
@@ -192,4 +192,94 @@ fn prefixes_of_models_that_forget_are_found_on_ranks_as_on_one() {
             assert_eq!(found, wanted, "{name} on {grid:?}");
         }
     }
+}
+
+/// Pages of windows suffice for one step; more are in flight on a pipeline, and wait for those that the window leaves behind.
+#[test]
+fn long_prompts_on_a_pipeline_wait_for_pages_of_their_windows() {
+    let (_, model) = serving_models().swap_remove(0);
+    let prompts = [recipe("llama").tokens(390)];
+    for sequences in [1, 2] {
+        let mut options = serving_options(sequences, 28);
+        options.engine.batch = 64;
+        let wanted = found(&mut batcher(&model, cpu(1), options.clone()), &prompts);
+        for stages in [2, 4] {
+            on_serving_ranks((1, stages), &model, &options, |mut batcher| {
+                assert!(batcher.state().window_pages > 0);
+                assert_eq!(found(&mut batcher, &prompts), wanted, "{stages} stages");
+                assert_eq!(batcher.state().preempted, 0, "{stages} stages");
+            });
+        }
+    }
+}
+
+/// A rank that notes what it sends and receives of steps.
+#[derive(Debug)]
+struct Recorded {
+    rank: InProcess,
+    in_flight: Arc<Mutex<[usize; 2]>>,
+}
+
+impl Communicator for Recorded {
+    fn rank(&self) -> usize {
+        self.rank.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.rank.size()
+    }
+
+    fn overlapped(&self, operation: Operation<'_>, work: &mut dyn FnMut()) -> Result<(), ClusterError> {
+        let [now, most] = &mut *self.in_flight.lock().unwrap();
+        match operation {
+            // Activations are the only messages of this tag; of the argmax, there is one for each step.
+            Operation::Send { tag: 1, .. } => *now += 1,
+            Operation::Receive { tag: 3 | 4 | 6, .. } => *now -= 1,
+            _ => {}
+        }
+        *most = (*now).max(*most);
+        self.rank.overlapped(operation, work)
+    }
+
+    fn fail(&self, message: &str) {
+        self.rank.fail(message);
+    }
+
+    fn failure(&self) -> Option<ClusterError> {
+        self.rank.failure()
+    }
+
+    fn host(&self, rank: usize) -> &str {
+        self.rank.host(rank)
+    }
+
+    fn split(&self, group: u32) -> Result<Arc<dyn Communicator>, ClusterError> {
+        self.rank.split(group)
+    }
+}
+
+#[test]
+fn stages_of_recurrent_models_compute_different_requests_at_once() {
+    let (_, model) = serving_models().swap_remove(2);
+    let in_flight = Arc::new(Mutex::new([0, 0]));
+    let options = serving_options(4, 28);
+    let of = |rank: Arc<dyn Communicator>| {
+        batcher(&model.clone().with_ranks(rank, parallelism((1, 2))).unwrap(), cpu(1), options.clone())
+    };
+    let [first, second]: [InProcess; 2] = in_process(2, Limits::default()).try_into().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| of(Arc::new(second)).follow_ranks().unwrap());
+        let mut batcher = of(Arc::new(Recorded { rank: first, in_flight: Arc::clone(&in_flight) }));
+        for i in 0..4 {
+            let prompt = vec![i + 1; 9];
+            batcher.submit(Request { max_tokens: Some(12), ..Request::new(prompt) }).unwrap();
+        }
+        while batcher.is_busy() {
+            batcher.step();
+            batcher.check().unwrap();
+        }
+    });
+    let [now, most] = *in_flight.lock().unwrap();
+    assert_eq!(now, 0);
+    assert!(most > 1, "{most}");
 }

@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use quadriga_graph::PAGE_SLOTS;
 use quadriga_runtime::{PendingRead, Plan, PlanKey, Progress, Scheduler, Session};
 
+pub(super) use self::stages::PassedStep;
 use self::stages::StepAnswer;
 use self::step_inputs::StepInputs;
 use self::step_results::TopRows;
@@ -96,6 +97,8 @@ pub(super) struct PagedEngine {
     ahead: Option<StepInFlight>,
     /// On the first rank of a pipeline: the steps that later stages compute, oldest first.
     passed_on: VecDeque<StepInFlight>,
+    /// In models with recurrent layers: the steps that these belong to, which may have several each.
+    passed_steps: VecDeque<PassedStep>,
     /// The results of those before them that had to be received early.
     answered: VecDeque<Result<StepAnswer>>,
     /// The bytes of a page on each rank; empty where there is one.
@@ -163,6 +166,7 @@ impl PagedEngine {
             in_flight: None,
             ahead: None,
             passed_on: VecDeque::new(),
+            passed_steps: VecDeque::new(),
             answered: VecDeque::new(),
             rank_page_bytes: Vec::new(),
             leader: None,
@@ -346,8 +350,11 @@ impl PagedEngine {
 
     /// Waits for the results of the step in flight; of several, those of the oldest. A step that follows it is in flight then.
     pub(super) fn finish(&mut self) -> Result<()> {
-        if self.has_stages() && self.has_passed_on() {
-            return self.receive_results();
+        if self.has_stages() {
+            return match self.recurrent {
+                true => self.passed_steps.pop_front().map_or(Ok(()), |step| self.receive_step(step)),
+                false => self.receive_results(),
+            };
         }
         if self.in_flight.is_none() {
             return Ok(());

@@ -24,24 +24,30 @@ pub(super) struct StepAnswer {
     hidden: Vec<f32>,
 }
 
+/// A step of a model with recurrent layers that later stages compute, in groups.
+pub(in crate::serving) struct PassedStep {
+    /// Of each group the numbers of its outputs among all of the step.
+    pub(in crate::serving) groups: Vec<Vec<usize>>,
+    /// Whether hidden states are among them.
+    pub(in crate::serving) embeds: bool,
+}
+
 impl PagedEngine {
-    /// The most steps in flight that are useful: one for each stage. Of models with recurrent layers, which states a step reads is known
-    /// only after the one before: their stages take turns.
+    /// The most steps in flight that are useful: one for each stage.
     pub(in crate::serving) fn stages(&self) -> usize {
-        match self.recurrent {
-            true => 1,
-            false => self.ranks().map_or(1, |ranks| ranks.steps_in_flight()),
-        }
+        self.ranks().map_or(1, |ranks| ranks.steps_in_flight())
     }
 
     /// Whether other ranks have layers after this one's, or before them.
-    pub(super) fn has_stages(&self) -> bool {
-        self.ranks().is_some_and(|ranks| ranks.steps_in_flight() > 1)
+    pub(in crate::serving) fn has_stages(&self) -> bool {
+        self.stages() > 1
     }
 
-    /// Whether there are results that were not waited for.
-    pub(super) fn has_passed_on(&self) -> bool {
-        !self.passed_on.is_empty() || !self.answered.is_empty()
+    /// Notes that all groups of a step of a model with recurrent layers were passed on.
+    pub(in crate::serving) fn pass_on_step(&mut self, groups: Vec<Vec<usize>>, embeds: bool) {
+        if !self.follows() {
+            self.passed_steps.push_back(PassedStep { groups, embeds });
+        }
     }
 
     /// This rank's part of a step is computed: on the first rank, its results are waited for later.
@@ -59,7 +65,7 @@ impl PagedEngine {
     }
 
     /// Waits for the results of the oldest step that was passed on.
-    pub(super) fn receive_results(&mut self) -> Result<()> {
+    pub(in crate::serving) fn receive_results(&mut self) -> Result<()> {
         self.clear_outputs();
         let answer = match self.answered.pop_front() {
             Some(answer) => answer?,
@@ -117,6 +123,7 @@ impl PagedEngine {
     pub(super) fn drain(&mut self) {
         self.settle();
         self.answered.clear();
+        self.passed_steps.clear();
     }
 }
 
