@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use crate::common::every_architecture::{SmallModel, small_models};
 use crate::common::serving::{CONTEXT, Spec, alone, answer, batcher, options as serving_options, specs};
 use crate::common::serving::{recipe, stream_through};
-use crate::common::{Recipe, cpu, distance, engine_on};
+use crate::common::{Recipe, cpu, distance, engine_on, logits_of};
 use crate::ranks::{SAME, f32_options, on_ranks};
 use quadriga_cluster::{ClusterError, Communicator, InProcess, Limits, Operation, in_process};
 use quadriga_conformance::Rng;
@@ -99,6 +99,40 @@ fn sequences_are_truncated_and_restored_on_ranks_as_on_one() {
                 assert_eq!(found.0, wanted.0, "{context}");
                 let off = distance(&found.1, &wanted.1);
                 assert!(off < SAME, "{context}: off by {off:.2e}");
+            }
+        }
+    }
+}
+
+/// Saves and restores a sequence, returns to its middle as far as possible, and goes on.
+fn restored(engine: &mut Engine) -> (usize, Vec<Vec<f32>>) {
+    let tokens = recipe("llama").tokens(60);
+    engine.feed(&tokens[..30]).unwrap();
+    let mut saved = Vec::new();
+    engine.save_state(0, &mut saved).unwrap();
+    engine.load_state(0, &mut saved.as_slice()).unwrap();
+    let kept = engine.truncate(0, 20);
+    let rows = logits_of(engine, &tokens[30..45]);
+    (kept, rows)
+}
+
+/// A stage without windows could return to any token, but the others cannot.
+#[test]
+fn stages_without_windows_forget_as_the_others_do() {
+    for of in forgetful().into_iter().filter(|of| of.window.is_some()) {
+        let window = of.window.unwrap();
+        for slots in [window + 10, LONGEST] {
+            let options = EngineOptions {
+                context: LONGEST,
+                batch: 8,
+                window_slots: slots,
+                checkpoints: 2,
+                ..f32_options()
+            };
+            let wanted = restored(&mut engine_on(cpu(1), of.model.clone(), options.clone()));
+            for stages in [2, 4] {
+                let found = on_ranks(&of.model, stages, parallelism((1, stages)), &options, restored);
+                assert!(found == wanted, "{} on {stages} stages, {slots} slots: {}", of.name, found.0);
             }
         }
     }
