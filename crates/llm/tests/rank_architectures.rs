@@ -292,3 +292,17 @@ fn quantized_matrices_are_divided_at_their_blocks() {
         assert!(off < 0.05, "{architecture} as {dtype}: off by {off:.2e}");
     }
 }
+
+#[test]
+fn a_shared_expert_of_fewer_blocks_than_ranks_is_on_some_of_them() {
+    for (architecture, shared) in [("qwen2moe", 2), ("glm4moe", 1), ("granitemoe", 3)] {
+        let recipe = with_heads(architecture, 8, 4);
+        let experts = recipe.experts.map(|experts| ExpertRecipe { shared, ..experts });
+        let recipe = Recipe { experts, ..recipe };
+        let model = recipe.model();
+        let wanted = conversation(&mut engine_on(cpu(1), model.clone(), f32_options()));
+        let found = on_ranks(&model, 4, parallelism(4, 1), &f32_options(), conversation);
+        let off = distance(&found.0, &wanted.0);
+        assert!(off < SAME, "{architecture}: off by {off:.2e}");
+    }
+}

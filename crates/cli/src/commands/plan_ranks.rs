@@ -104,7 +104,13 @@ impl RankReport {
             },
         )?;
         writeln!(out, "Expected: {}; one rank alone {}.", speeds(&self.chosen), speeds(&self.alone))?;
+        let faster = |other: &&GridPlan| {
+            other.shares_keys && other.decode_tokens_per_second > self.chosen.decode_tokens_per_second
+        };
         let why = match (self.others.is_empty(), *tensor > 1) {
+            (false, _) if self.others.iter().any(|other| faster(&other)) => {
+                "With more ranks than KV heads, several would have the same part of the KV cache: only --parallelism tensor=N does that"
+            }
             (true, _) => "It is the only division that the model and the options allow",
             (false, true) => "Ranks that divide each layer read their parts at the same time",
             (false, false) => "Over this link, to divide each layer would cost more than it saves",

@@ -103,7 +103,9 @@ impl LayerParts {
             let by_columns = network(Unit::Columns).filter(|cut| cut.along == Along::Columns);
             let block = by_columns.map(|cut| block_of(file, index, cut.part)).max().unwrap_or(1);
             let blocks = width / block;
-            if blocks < size || !width.is_multiple_of(block) {
+            // Of an expert that all tokens use, some ranks may have nothing: they have others.
+            let least = if experts.is_some() { 1 } else { size };
+            if blocks < least || !width.is_multiple_of(block) {
                 return Err(refused(format!(
                     "layer {index} has {width} feed-forward columns in blocks of {block}: {blocks} parts for {size} ranks; a pipeline can be divided by layers"
                 )));
@@ -140,7 +142,10 @@ impl LayerParts {
         });
         let columns = self.columns.as_ref().map(|columns| {
             let each = columns.bytes / columns.blocks.max(1) as f64;
-            let ranges = balanced(columns.blocks, each, &loads(&network), speeds);
+            let ranges = match columns.blocks < speeds.len() {
+                true => one_each(columns.blocks, speeds.len()),
+                false => balanced(columns.blocks, each, &loads(&network), speeds),
+            };
             for ((range, network), held) in ranges.iter().zip(&mut network).zip(&mut held) {
                 *network += each * range.len() as f64;
                 *held += each * range.len() as f64;
@@ -185,6 +190,11 @@ pub(super) fn balanced(units: usize, each: f64, loads: &[f64], speeds: &[f64]) -
     ranges
 }
 
+/// Fewer units than ranks: one for each of the first.
+fn one_each(units: usize, ranks: usize) -> RankRanges {
+    (0..ranks).map(|rank| rank.min(units)..(rank + 1).min(units)).collect()
+}
+
 /// How long the slowest of ranks takes for its load, as that of a rank of mean speed.
 pub(super) fn slowest(loads: &[f64], speeds: &[f64]) -> f64 {
     let mean = speeds.iter().sum::<f64>() / speeds.len().max(1) as f64;
@@ -207,6 +217,7 @@ mod tests {
         assert_eq!(balanced(7, 0.0, &[0.0], &[1.0]).first(), Some(&(0..7)));
         assert_eq!(balanced(8, 10.0, &[0.0, 0.0], &[3.0, 1.0]), [0..6, 6..8]);
         assert_eq!(balanced(8, 10.0, &[0.0, 40.0], &[2.0, 1.0]), [0..7, 7..8]);
+        assert_eq!(one_each(2, 4), [0..1, 1..2, 2..2, 2..2]);
         let many = balanced(1000, 1.0, &[5.0, 30.0, 0.0, 100.0], &[1.0; 4]);
         assert_eq!((many[0].start, many[3].end), (0, 1000));
         assert!(many.windows(2).all(|pair| pair[0].end == pair[1].start));
