@@ -104,29 +104,34 @@ fn scores(command: &mut Command) -> (String, Vec<f64>) {
     (output.out, numbers)
 }
 
+/// Experts; and models with windows, sinks, linear attention and convolutions, fused matrices and norms over all heads.
 #[test]
-fn experts_are_divided_among_ranks() {
-    let fixture = Fixture::new(&["--arch", "qwen2moe", "--type", "f32", "--layers", "4", "--seed", "5"]);
-    let cases = fixture.path("case.jsonl");
-    let case = r#"{"name": "a", "kind": "nll", "ctx": 16, "text": "a mixture of experts, divided among several ranks"}"#;
-    std::fs::write(&cases, case).unwrap();
-    let arguments = ["eval", cases.to_str().unwrap(), "-m", fixture.model.to_str().unwrap(), "-c", "128"];
-    for family in families() {
-        let mut alone = mpirun(&family, 1, arguments);
-        let (text, wanted) = scores(&mut alone);
-        assert!(wanted.len() > 1, "{text}");
-        for (ranks, how) in [(2, "tensor"), (2, "pipeline"), (4, "pipeline"), (4, "tensor=2,pipeline=2")] {
-            let divided = arguments.into_iter().chain(["--parallelism", how]);
-            let (found_text, found) = scores(&mut mpirun(&family, ranks, divided));
-            if how == "pipeline" {
-                assert_eq!(found_text, text, "{ranks} ranks");
-            }
-            assert_eq!(found.len(), wanted.len());
-            for (found, wanted) in found.iter().zip(&wanted) {
-                assert!(
-                    (found - wanted).abs() <= 1e-4 * wanted.abs().max(1.0),
-                    "{ranks} {how}: {found} {wanted}"
-                );
+fn architectures_are_divided_among_ranks() {
+    for architecture in ["qwen2moe", "gpt-oss", "qwen35moe", "gemma3", "phi3", "lfm2", "olmo2"] {
+        let fixture =
+            Fixture::new(&["--arch", architecture, "--type", "f32", "--layers", "4", "--seed", "5"]);
+        let cases = fixture.path("case.jsonl");
+        let case = r#"{"name": "a", "kind": "nll", "ctx": 16, "text": "a mixture of experts, divided among several ranks"}"#;
+        std::fs::write(&cases, case).unwrap();
+        let arguments = ["eval", cases.to_str().unwrap(), "-m", fixture.model.to_str().unwrap(), "-c", "128"];
+        for family in families() {
+            let mut alone = mpirun(&family, 1, arguments);
+            let (text, wanted) = scores(&mut alone);
+            assert!(wanted.len() > 1, "{text}");
+            for (ranks, how) in [(2, "tensor"), (2, "pipeline"), (4, "pipeline"), (4, "tensor=2,pipeline=2")]
+            {
+                let divided = arguments.into_iter().chain(["--parallelism", how]);
+                let (found_text, found) = scores(&mut mpirun(&family, ranks, divided));
+                if how == "pipeline" {
+                    assert_eq!(found_text, text, "{architecture} on {ranks} ranks");
+                }
+                assert_eq!(found.len(), wanted.len());
+                for (found, wanted) in found.iter().zip(&wanted) {
+                    assert!(
+                        (found - wanted).abs() <= 1e-4 * wanted.abs().max(1.0),
+                        "{architecture} on {ranks}, {how}: {found} {wanted}"
+                    );
+                }
             }
         }
     }

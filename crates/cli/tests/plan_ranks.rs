@@ -41,11 +41,25 @@ fn the_link_decides_how_ranks_divide_the_model() {
 
 #[test]
 fn the_text_names_parts_speeds_and_what_is_not_possible() {
-    let command = ["plan", "--preset", "8b", "--type", "q4_k", "-c", "4096", "--ranks", "16", "-q"];
+    let command = ["plan", "--preset", "8b", "--type", "q4_k", "-c", "4096", "--ranks", "64", "-q"];
     let out = output(quadriga(command).args(["--link", "25G"])).success().out;
-    assert!(out.contains("16 ranks over 25 Gbit/s and 10 µs: tensor="), "{out}");
+    assert!(out.contains("64 ranks over 25 Gbit/s and 10 µs: tensor="), "{out}");
     assert!(out.contains("tok/s") && out.contains("sent by a rank"), "{out}");
-    assert!(out.contains("tensor=16,pipeline=1: several ranks: layer 0 has 8 KV heads"), "{out}");
+    assert!(out.contains("tensor=64,pipeline=1: several ranks: layer 0 has 8 KV heads"), "{out}");
+}
+
+#[test]
+fn ranks_share_kv_heads_only_where_that_is_asked_for() {
+    let command = ["plan", "--preset", "gemma3-270m", "-c", "4096", "--ranks", "2", "-q", "--json"];
+    let report = |options: &[&str]| -> Value {
+        serde_json::from_str(&output(quadriga(command).args(options)).success().out).unwrap()
+    };
+    let auto = report(&[]);
+    assert_eq!((&auto["chosen"]["pipeline"], &auto["chosen"]["shares_keys"]), (&2.into(), &false.into()));
+    let shared = report(&["--parallelism", "tensor=2"]);
+    assert_eq!(shared["chosen"]["shares_keys"], true, "{shared}");
+    let holds = shared["chosen"]["ranks"][1]["holds"].as_str().unwrap();
+    assert!(holds.contains("18 of 18 KV heads"), "{holds}");
 }
 
 /// Ranks wait for each other after attention and after the feed-forward network, so a rank that must have more heads gets no fewer

@@ -40,6 +40,7 @@ use self::sequences::Sequences;
 use self::stages::Unanswered;
 pub(crate) use self::stages::pipelined_batch;
 use self::windows::Windows;
+use crate::hyperparameters::LayerCaches;
 use crate::models::GraphShape;
 use crate::{Error, Model, Result};
 
@@ -88,8 +89,10 @@ pub struct Engine {
     neuron_slots: Option<NeuronSlots>,
     /// Where active neurons are counted.
     neurons: Option<NeuronObserver>,
-    /// Whether layers attend to all positions, whether some have a window, and whether those have a cache of their own.
-    attends: [bool; 3],
+    /// What this rank's layers remember tokens by.
+    caches: LayerCaches,
+    /// Whether layers with a window have a KV cache of their own.
+    windows_apart: bool,
     inputs: BatchInputs,
     logits: Vec<f32>,
     hidden: Vec<f32>,
@@ -171,7 +174,8 @@ impl Engine {
         let has_states = hyper.recurrent.is_some();
         let recurrent = has_states.then(|| RecurrentRows::new(options.sequences, options.checkpoints));
         let own_slots = options.window_cache(hyper).map(|_| options.window_slots);
-        let attends = [hyper.has_full_attention(), hyper.window().is_some(), own_slots.is_some()];
+        let caches = model.caches();
+        let windows_apart = own_slots.is_some();
         let window = hyper.window().unwrap_or(0);
         let windows = Windows::new(options.sequences, options.checkpoints, window, own_slots);
         let mut engine = Engine {
@@ -184,7 +188,8 @@ impl Engine {
             experts: None,
             neuron_slots: None,
             neurons: None,
-            attends,
+            caches,
+            windows_apart,
             inputs: BatchInputs::default(),
             logits: Vec::new(),
             hidden: Vec::new(),
@@ -235,6 +240,7 @@ impl Engine {
                 RankCommand::Truncate { sequence, len } => {
                     self.truncate(sequence, len);
                 }
+                RankCommand::Checkpoint { sequence } => self.checkpoint(sequence)?,
                 RankCommand::Save { sequence } => self.send_state(sequence)?,
                 RankCommand::Load { sequence } => self.receive_state(sequence)?,
                 RankCommand::End => return Ok(()),
@@ -594,7 +600,8 @@ impl Engine {
         let BatchInputs {
             positions, slots, spans, window_slots, window_spans, state_rows, state_pieces, ..
         } = &mut self.inputs;
-        if let Some(shape) = &self.model.hyperparameters().recurrent {
+        let LayerCaches { full, windows, recurrent } = self.caches;
+        if let Some(shape) = self.model.part().recurrent.as_ref().filter(|_| recurrent) {
             let [from, to] = *state_rows;
             for (name, pieces) in shape.piece_inputs(from, to) {
                 state_pieces.clear();
@@ -602,7 +609,7 @@ impl Engine {
                 self.session.set(name, state_pieces.as_slice())?;
             }
         }
-        let [full, windows, apart] = self.attends;
+        let apart = self.windows_apart;
         self.session.set("positions", positions.as_slice())?;
         for (name, values, has) in [
             ("slots", slots, full || windows && !apart),

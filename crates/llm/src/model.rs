@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::adapter::Adapter;
 use crate::constraint::ConstraintEngine;
-use crate::hyperparameters::Hyperparameters;
+use crate::hyperparameters::{Hyperparameters, LayerCaches};
 use crate::models::{self, GraphShape};
 use crate::ranks::{Parallelism, RankShare};
 use crate::template::ChatTemplate;
@@ -247,6 +247,17 @@ impl Model {
         Ok(model)
     }
 
+    /// The hyperparameters of this rank's part: with its heads, columns and states.
+    pub(crate) fn part(&self) -> &Hyperparameters {
+        self.ranks.as_deref().map_or(&self.inner.hyper, RankShare::hyper)
+    }
+
+    /// What this rank's layers remember tokens by.
+    pub(crate) fn caches(&self) -> LayerCaches {
+        let hyper = self.part();
+        hyper.caches_of(self.ranks.as_deref().map_or(0..hyper.layers.len(), RankShare::layers))
+    }
+
     /// This rank's part, where several ranks compute the model.
     pub fn ranks(&self) -> Option<&Arc<RankShare>> {
         self.ranks.as_ref()
@@ -271,8 +282,6 @@ impl Model {
 
     /// Builds the graph for batches of a shape.
     pub fn graph(&self, shape: GraphShape) -> Result<Graph> {
-        let (file, ranks) = (&self.inner.file, self.ranks.as_deref());
-        let hyper = ranks.map_or(&self.inner.hyper, RankShare::hyper);
-        models::build_adapted(file, hyper, &self.adapters, ranks, shape)
+        models::build_adapted(&self.inner.file, self.part(), &self.adapters, self.ranks.as_deref(), shape)
     }
 }

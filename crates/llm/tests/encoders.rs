@@ -8,7 +8,7 @@ use quadriga_llm::{Embedder, EmbedderOptions, EngineOptions, Error, Pooling, cos
 use quadriga_runtime::Scheduler;
 
 /// A small encoder.
-fn parts(architecture: &'static str, seed: u64) -> Parts {
+pub(crate) fn parts(architecture: &'static str, seed: u64) -> Parts {
     let recipe = Recipe { heads: 3, kv_heads: 3, width: 48, seed, tied: true, ..Recipe::new(architecture) };
     let mut parts = recipe.parts();
     parts.remove(&format!("{architecture}.attention.layer_norm_rms_epsilon"));

@@ -27,6 +27,8 @@ mod placement_by_cost;
 mod placement_estimates;
 mod published_templates;
 mod random_models;
+mod rank_architectures;
+mod rank_histories;
 mod ranks;
 mod reasoning;
 mod recurrent_models;

@@ -18,7 +18,7 @@ use quadriga_runtime::{Backend, Scheduler};
 use quadriga_sim::{FaultPoint, Sim};
 
 /// The tolerance for sums in another order, in standard deviations of the logits.
-const SAME: f64 = 1e-4;
+pub(crate) const SAME: f64 = 1e-4;
 
 pub(crate) fn f32_options() -> EngineOptions {
     EngineOptions { cache_keys: DType::F32, cache_values: DType::F32, ..EngineOptions::default() }
@@ -37,7 +37,7 @@ pub(crate) fn on_ranks<T: Send>(
 }
 
 /// As [`on_ranks`], with a function that divides the model.
-fn on_ranks_of<T: Send>(
+pub(crate) fn on_ranks_of<T: Send>(
     divide: impl Fn(Arc<dyn Communicator>) -> Model + Sync,
     size: usize,
     options: &EngineOptions,

@@ -44,8 +44,9 @@ impl RankReport {
         }
         let fastest = (0..plans.len()).max_by(|a, b| {
             let speed = |index: &usize| plans.get(*index).map_or(0.0, |plan| plan.decode_tokens_per_second);
+            let own_keys = |index: &usize| plans.get(*index).is_some_and(|plan| !plan.shares_keys);
             // Of equals, the first: the widest.
-            speed(a).total_cmp(&speed(b)).then(b.cmp(a))
+            own_keys(a).cmp(&own_keys(b)).then(speed(a).total_cmp(&speed(b))).then(b.cmp(a))
         });
         let Some(fastest) = fastest else {
             let reason = refused.into_iter().next().map(|(_, reason)| reason);
@@ -103,7 +104,13 @@ impl RankReport {
             },
         )?;
         writeln!(out, "Expected: {}; one rank alone {}.", speeds(&self.chosen), speeds(&self.alone))?;
+        let faster = |other: &&GridPlan| {
+            other.shares_keys && other.decode_tokens_per_second > self.chosen.decode_tokens_per_second
+        };
         let why = match (self.others.is_empty(), *tensor > 1) {
+            (false, _) if self.others.iter().any(|other| faster(&other)) => {
+                "With more ranks than KV heads, several would have the same part of the KV cache: only --parallelism tensor=N does that"
+            }
             (true, _) => "It is the only division that the model and the options allow",
             (false, true) => "Ranks that divide each layer read their parts at the same time",
             (false, false) => "Over this link, to divide each layer would cost more than it saves",

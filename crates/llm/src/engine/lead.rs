@@ -15,6 +15,10 @@ pub(crate) enum RankCommand {
         sequence: usize,
         len: usize,
     },
+    /// Keeps a checkpoint of a sequence.
+    Checkpoint {
+        sequence: usize,
+    },
     /// Sends this rank's part of a sequence's KV cache to the first.
     Save {
         sequence: usize,
@@ -32,31 +36,33 @@ const TRUNCATE: u8 = 2;
 pub(crate) const END: u8 = 3;
 const SAVE: u8 = 4;
 const LOAD: u8 = 5;
+const CHECKPOINT: u8 = 6;
 
 impl RankCommand {
     fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::new();
+        let of_sequence = |kind: u8, sequence: usize| -> Vec<u8> {
+            std::iter::once(kind).chain((sequence as u64).to_le_bytes()).collect()
+        };
         match self {
             RankCommand::Extend(tokens) => {
-                bytes.push(EXTEND);
+                let mut bytes = vec![EXTEND];
                 for BatchToken { sequence, token, output } in tokens {
                     bytes.extend((*sequence as u32).to_le_bytes());
                     bytes.extend(token.to_le_bytes());
                     bytes.push(u8::from(*output));
                 }
+                bytes
             }
             RankCommand::Truncate { sequence, len } => {
-                bytes.push(TRUNCATE);
-                bytes.extend((*sequence as u64).to_le_bytes());
+                let mut bytes = of_sequence(TRUNCATE, *sequence);
                 bytes.extend((*len as u64).to_le_bytes());
+                bytes
             }
-            RankCommand::Save { sequence } | RankCommand::Load { sequence } => {
-                bytes.push(if matches!(self, RankCommand::Save { .. }) { SAVE } else { LOAD });
-                bytes.extend((*sequence as u64).to_le_bytes());
-            }
-            RankCommand::End => bytes.push(END),
+            RankCommand::Checkpoint { sequence } => of_sequence(CHECKPOINT, *sequence),
+            RankCommand::Save { sequence } => of_sequence(SAVE, *sequence),
+            RankCommand::Load { sequence } => of_sequence(LOAD, *sequence),
+            RankCommand::End => vec![END],
         }
-        bytes
     }
 
     fn decode(bytes: &[u8]) -> Option<RankCommand> {
@@ -73,6 +79,7 @@ impl RankCommand {
                 RankCommand::Extend(rest.chunks(9).map(token).collect::<Option<_>>()?)
             }
             TRUNCATE => RankCommand::Truncate { sequence: word(rest.get(..8)?)?, len: word(rest.get(8..)?)? },
+            CHECKPOINT => RankCommand::Checkpoint { sequence: word(rest)? },
             SAVE => RankCommand::Save { sequence: word(rest)? },
             LOAD => RankCommand::Load { sequence: word(rest)? },
             END => RankCommand::End,
@@ -131,6 +138,7 @@ mod tests {
             RankCommand::Extend((0..500).map(token).collect()),
             RankCommand::Extend(Vec::new()),
             RankCommand::Truncate { sequence: 2, len: 1 << 40 },
+            RankCommand::Checkpoint { sequence: 4 },
             RankCommand::Save { sequence: 3 },
             RankCommand::Load { sequence: 1 },
             RankCommand::End,

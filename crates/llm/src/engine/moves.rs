@@ -3,6 +3,7 @@
 use quadriga_graph::{DType, Graph, GraphBuilder};
 use quadriga_runtime::{PlanKey, StateInfo};
 
+use super::lead::RankCommand;
 use super::windows::RowCopy;
 use super::{BatchToken, Engine};
 use crate::models::StateKind;
@@ -25,6 +26,16 @@ impl Engine {
         }
         self.wait()?;
         self.decode.discard_run_ahead();
+        self.tell(|| RankCommand::Checkpoint { sequence })?;
+        let kept = self.keep_window(sequence);
+        match self.model.ranks() {
+            None => kept,
+            Some(ranks) => ranks.together(kept),
+        }
+    }
+
+    /// Copies this rank's rows of a sequence's windows to a checkpoint.
+    fn keep_window(&mut self, sequence: usize) -> Result<()> {
         self.restore_rows()?;
         let len = self.len(sequence);
         let Some(copy) = self.windows.checkpoint(sequence, len) else { return Ok(()) };
@@ -70,6 +81,10 @@ impl Engine {
     fn copy_rows(&mut self, RowCopy { from, to, count }: RowCopy) -> Result<()> {
         let at_once = self.windows.needed().min(self.options.batch.max(MIN_ROWS));
         let states = self.window_states();
+        // A stage of a pipeline may have none of these layers.
+        if states.is_empty() {
+            return Ok(());
+        }
         for done in (0..count).step_by(at_once.max(1)) {
             self.session.prepare_with(KEY, || row_copies(&states, at_once), &mut |_| {})?;
             // The graph copies a fixed number of rows: missing ones repeat the last.

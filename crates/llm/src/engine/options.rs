@@ -205,9 +205,10 @@ impl EngineOptions {
         self.hidden |= !self.logits;
         self.greedy &= self.logits;
         self.output_rows = self.output_rows.clamp(1, self.batch);
-        // The first rank reads logits, wherever they are computed; experts and neurons stay where they are.
+        // The first rank reads logits, wherever they are computed; experts and neurons stay where they are, and are not counted.
         if model.ranks().is_some() {
-            (self.greedy, self.expert_slots, self.neurons) = (false, 0, Neurons::DENSE);
+            (self.greedy, self.expert_slots) = (false, 0);
+            self.neurons = Neurons { slots: 0, observe: false, ..self.neurons };
         }
         self.resolve_windows(hyper)?;
         let rows = RecurrentRows::count(self.sequences, self.checkpoints);
@@ -227,8 +228,9 @@ impl EngineOptions {
         let Some(ranks) = model.ranks() else { return Ok(()) };
         let EngineOptions { context, batch, sequences, output_rows, pages, cache_keys, cache_values, .. } =
             self;
+        let EngineOptions { window_slots, checkpoints, .. } = self;
         let own = format!(
-            "a context of {context}, {sequences} sequences, {pages} pages, batches of {batch} with {output_rows} outputs, a KV cache of {cache_keys} and {cache_values}"
+            "a context of {context}, {sequences} sequences, {pages} pages, {window_slots} slots of windows, {checkpoints} checkpoints, batches of {batch} with {output_rows} outputs, a KV cache of {cache_keys} and {cache_values}"
         );
         let mut first = own.clone().into_bytes();
         ranks.communicator().broadcast_message(&mut first, 0)?;

@@ -23,8 +23,14 @@ impl Engine {
         ranks.together(result.and_then(|()| ranks.send_saved(&saved, 0)))
     }
 
-    /// Gives other ranks their parts of a sequence's KV cache. After an error the sequence is empty on all of them.
-    pub(super) fn distribute_states(&mut self, sequence: usize, reader: &mut dyn Read) -> Result<()> {
+    /// Gives other ranks their parts of a sequence's KV cache. This one has `window_rows` of it in layers with a window. After an error the
+    /// sequence is empty on all of them.
+    pub(super) fn distribute_states(
+        &mut self,
+        sequence: usize,
+        window_rows: usize,
+        reader: &mut dyn Read,
+    ) -> Result<()> {
         let Some(ranks) = self.model.ranks().cloned() else { return Ok(()) };
         let others = 1..ranks.grid().ranks();
         let read = read_states(others.len(), reader).and_then(|parts| {
@@ -33,9 +39,14 @@ impl Engine {
             let answers: Vec<Vec<u8>> =
                 others.clone().map(|from| ranks.receive_saved(from)).collect::<Result<_>>()?;
             // Every rank has answered before one of them counts.
-            match answers.into_iter().find(|answer| !answer.is_empty()) {
-                None => Ok(()),
-                Some(_) => Err(StateError::Damaged { what: "the part of a rank cannot be read" }.into()),
+            let loaded: Option<Vec<usize>> = answers.iter().map(|answer| rows_of_answer(answer)).collect();
+            let rows = loaded.iter().flatten().copied().fold(window_rows, usize::min);
+            let message = (rows as u64).to_le_bytes();
+            others.clone().try_for_each(|to| ranks.send_saved(&message, to))?;
+            self.windows.replace(sequence, self.len(sequence), rows);
+            match loaded {
+                Some(_) => Ok(()),
+                None => Err(StateError::Damaged { what: "the part of a rank cannot be read" }.into()),
             }
         });
         if read.is_err() {
@@ -44,18 +55,32 @@ impl Engine {
         read
     }
 
-    /// On other ranks: restores this rank's part, and answers why it could not.
+    /// On other ranks: restores this rank's part, and answers how many rows layers with a window have, or why there are none. All go on
+    /// with the fewest: a stage without such layers forgets as the others do.
     pub(super) fn receive_state(&mut self, sequence: usize) -> Result<()> {
         let Some(ranks) = self.model.ranks().cloned() else { return Ok(()) };
         let saved = ranks.receive_saved(0)?;
         let mut rest = saved.as_slice();
         let answer = match self.load_own_state(sequence, &mut rest) {
-            Ok(()) => String::new(),
-            Err(error @ Error::SavedState { .. }) => error.to_string(),
+            Ok(rows) => [&[LOADED][..], &(rows as u64).to_le_bytes()].concat(),
+            Err(error @ Error::SavedState { .. }) => error.to_string().into_bytes(),
             Err(error) => return ranks.together(Err(error)),
         };
-        ranks.send_saved(answer.as_bytes(), 0)
+        ranks.send_saved(&answer, 0)?;
+        if let Some(rows) = ranks.receive_saved(0)?.first_chunk() {
+            self.windows.replace(sequence, self.len(sequence), u64::from_le_bytes(*rows) as usize);
+        }
+        Ok(())
     }
+}
+
+/// The first byte of an answer that a rank's part was restored: no text begins with it.
+const LOADED: u8 = 0;
+
+/// The rows of windows that a rank has restored; `None` if it could not.
+fn rows_of_answer(answer: &[u8]) -> Option<usize> {
+    let (LOADED, rows) = answer.split_first().map(|(first, rest)| (*first, rest))? else { return None };
+    Some(u64::from_le_bytes(*rows.first_chunk()?) as usize)
 }
 
 /// Writes the parts of other ranks, each after its length.

@@ -111,12 +111,12 @@ impl Engine {
     /// afterwards; in all other cases it is unchanged.
     pub fn load_state(&mut self, sequence: usize, reader: &mut dyn Read) -> Result<()> {
         self.check_sequence(sequence)?;
-        self.load_own_state(sequence, reader)?;
-        self.distribute_states(sequence, reader)
+        let window_rows = self.load_own_state(sequence, reader)?;
+        self.distribute_states(sequence, window_rows, reader)
     }
 
-    /// The same for this rank's part of the KV cache.
-    pub(super) fn load_own_state(&mut self, sequence: usize, reader: &mut dyn Read) -> Result<()> {
+    /// The same for this rank's part of the KV cache. Returns the rows that layers with a window have.
+    pub(super) fn load_own_state(&mut self, sequence: usize, reader: &mut dyn Read) -> Result<usize> {
         self.wait()?;
         let mut input = Input { reader, sum: Sha256::new() };
         let states = self.cache_tensors();
@@ -128,7 +128,7 @@ impl Engine {
         let window_rows = self.load_tensors(&mut input, &states, sequence, tokens.len())?;
         self.windows.replace(sequence, tokens.len(), window_rows);
         self.sequences.replace(sequence, tokens);
-        Ok(())
+        Ok(window_rows)
     }
 
     /// [Writes](Engine::save_state) a sequence to a file, which appears under its name when it is complete.

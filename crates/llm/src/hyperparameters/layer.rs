@@ -34,6 +34,17 @@ pub struct LayerShape {
     pub rope: Option<Rope>,
 }
 
+/// What some layers remember tokens by: their graph has inputs for each of these.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct LayerCaches {
+    /// KV caches of all positions.
+    pub(crate) full: bool,
+    /// KV caches of layers with a sliding window.
+    pub(crate) windows: bool,
+    /// Recurrent states.
+    pub(crate) recurrent: bool,
+}
+
 impl LayerShape {
     /// Elements of one token's queries.
     pub fn query_width(&self) -> usize {

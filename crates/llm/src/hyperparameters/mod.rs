@@ -14,6 +14,8 @@ mod streams;
 mod temperature;
 mod window;
 
+use std::ops::Range;
+
 use quadriga_graph::Pairing;
 
 pub(crate) use self::biases::require_bias;
@@ -21,6 +23,7 @@ pub(crate) use self::experts::ExpertDefaults;
 pub use self::experts::{Experts, Gating};
 pub(crate) use self::keys::Keys;
 pub use self::latent::LatentAttention;
+pub(crate) use self::layer::LayerCaches;
 pub use self::layer::LayerShape;
 pub use self::pooling::Pooling;
 pub use self::recurrent::{LinearAttention, RecurrentShape};
@@ -181,6 +184,20 @@ impl Hyperparameters {
     /// Whether a layer attends to all positions up to its query's.
     pub fn has_full_attention(&self) -> bool {
         !self.encoder && self.layers.iter().any(|layer| layer.attention && layer.window.is_none())
+    }
+
+    /// What some of the layers remember tokens by.
+    pub(crate) fn caches_of(&self, layers: Range<usize>) -> LayerCaches {
+        let layers = self.layers.get(layers).unwrap_or_default();
+        let attends = |window: bool| {
+            let has = |layer: &LayerShape| layer.attention && layer.window.is_some() == window;
+            !self.encoder && layers.iter().any(has)
+        };
+        LayerCaches {
+            full: attends(false),
+            windows: attends(true),
+            recurrent: self.recurrent.is_some() && layers.iter().any(|layer| !layer.attention),
+        }
     }
 
     /// Whether the KV cache has one vector for each token, of which keys and values are made: it has no values of its own.

@@ -41,7 +41,7 @@ pub(super) fn build(model: &ModelBuilder<'_>) -> Result<()> {
         x = layer.residual(x, layer.feed_forward(normed, Gate::Swiglu)?);
     }
     // Files have the last norm under the name of the first.
-    model.finish_normed(model.output_norm_named("token_embd_norm", x)?)
+    model.finish_with_norm("token_embd_norm", x)
 }
 
 fn attention<'g>(layer: &LayerBuilder<'_, 'g>, x: Value<'g>) -> Result<Option<Value<'g>>> {

@@ -29,8 +29,7 @@ fn build(model: &ModelBuilder<'_>) -> Result<()> {
     let mut x = model.embed()?;
     for layer in model.layers() {
         let (query, key, value) = layer.projections(x)?;
-        let query = layer.heads(layer.norm("attn_q_norm", query)?);
-        let key = layer.heads(layer.norm("attn_k_norm", key)?);
+        let (query, key) = layer.normed_projections(query, key)?;
         x = layer.output_rows(x);
         let Some(attended) = layer.attention(layer.rope(query), layer.rope(key), value)? else {
             return Ok(());

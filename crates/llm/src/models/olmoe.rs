@@ -20,10 +20,11 @@ fn build(model: &ModelBuilder<'_>) -> Result<()> {
     for layer in model.layers() {
         let normed = layer.norm("attn_norm", x)?;
         let (query, key, value) = layer.projections(normed)?;
-        let query = layer.rope(layer.heads(layer.norm("attn_q_norm", query)?));
-        let key = layer.rope(layer.heads(layer.norm("attn_k_norm", key)?));
+        let (query, key) = layer.normed_projections(query, key)?;
         x = layer.output_rows(x);
-        let Some(attended) = layer.attention(query, key, value)? else { return Ok(()) };
+        let Some(attended) = layer.attention(layer.rope(query), layer.rope(key), value)? else {
+            return Ok(());
+        };
         x = layer.residual(x, attended);
         let normed = layer.norm("ffn_norm", x)?;
         x = layer.residual(x, layer.feed_forward(normed, Gate::Swiglu)?);

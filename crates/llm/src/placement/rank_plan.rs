@@ -45,6 +45,8 @@ pub struct GridPlan {
     pub tensor: usize,
     /// The stages that have layers of their own.
     pub pipeline: usize,
+    /// Whether several ranks have the same KV heads, because there are fewer than ranks: their cache is more than a share each.
+    pub shares_keys: bool,
     /// Each rank.
     pub ranks: Vec<RankPlan>,
     /// Collectives and messages of a rank for a token, the most of all.
@@ -101,7 +103,7 @@ impl Placement {
         let rates = self.rates_of(devices);
         let parallelism = Parallelism { tensor: Some(grid.tensor), pipeline: Some(grid.pipeline) };
         let mut ranks = Vec::new();
-        let (mut exchanges, mut batch) = (0, 1);
+        let (mut exchanges, mut batch, mut shares_keys) = (0, 1, false);
         for rank in 0..grid.ranks() {
             let planned = Arc::new(Planned::new(rank, grid.ranks(), grid.tensor));
             let part = model.clone().with_ranks(planned, parallelism)?;
@@ -123,6 +125,7 @@ impl Placement {
                 forecast.backends.iter().map(|backend| of(&backend.bytes)).sum::<u64>()
             };
             exchanges = exchanges.max(exchanged.count);
+            shares_keys |= part.ranks().is_some_and(|share| share.shares_keys());
             batch = options.batch;
             ranks.push(RankPlan {
                 rank,
@@ -145,6 +148,7 @@ impl Placement {
         Ok(GridPlan {
             tensor,
             pipeline,
+            shares_keys,
             exchanges,
             decode_tokens_per_second: 1.0 / decode.max(1e-12),
             prompt_tokens_per_second: batch as f64 / prompt.max(1e-12),

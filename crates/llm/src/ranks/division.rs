@@ -8,26 +8,12 @@ use std::ops::Range;
 use quadriga_gguf::File;
 
 use super::Cut;
-use super::layer_parts::{
-    HeadGroups, LayerParts, LayerRanges, RankRanges, balanced, bytes_of, refused, slowest,
-};
+use super::cuts::{Along, ArchitectureCuts, PartCut, Unit, is_summed};
+use super::layer_parts::{LayerParts, LayerRanges, RankRanges, balanced, bytes_of, refused, slowest};
+use super::layer_units::{GroupKind, LayerUnits, Together};
 use super::stages::{LayerBytes, MOST_HELD, balanced_stages};
 use crate::Result;
 use crate::hyperparameters::{Hyperparameters, LayerShape};
-
-/// Architectures whose layers consist of the parts that [`TensorDivision::cut`] names.
-const DIVISIBLE: &[&str] = &[
-    "llama",
-    "qwen2",
-    "qwen3",
-    "gemma",
-    "granite",
-    "smollm3",
-    "qwen2moe",
-    "qwen3moe",
-    "granitemoe",
-    "deepseek2",
-];
 
 /// Vocabulary rows that stay together: those that the CPU backend packs as a group.
 const ROW_GROUP: usize = 16;
@@ -40,6 +26,7 @@ const SHARES: [f64; 5] = [0.0, 0.25, 0.5, 0.75, 1.0];
 #[derive(Debug)]
 pub(super) struct TensorDivision {
     rank: usize,
+    cuts: &'static ArchitectureCuts,
     layers: Vec<LayerDivision>,
     /// The vocabulary rows of each rank.
     vocabulary: Vec<Range<usize>>,
@@ -52,9 +39,8 @@ pub(super) struct TensorDivision {
 struct LayerDivision {
     /// The whole layer.
     shape: LayerShape,
-    /// What ranks divide of its attention.
-    attention: HeadGroups,
-    /// The groups of heads that the rank has.
+    units: LayerUnits,
+    /// The groups of heads or channels that the rank has.
     groups: Range<usize>,
     /// Columns of the dense feed-forward network, or of the expert that all tokens use.
     feed_forward: Range<usize>,
@@ -71,33 +57,55 @@ impl TensorDivision {
         rank: usize,
         speeds: &[f64],
     ) -> Result<TensorDivision> {
-        check(file, hyper)?;
-        let size = speeds.len();
+        let (cuts, size) = (check(file, hyper)?, speeds.len());
+        let layers = || hyper.layers.iter().enumerate();
+        let units: Vec<LayerUnits> =
+            layers().map(|layer| LayerUnits::of(file, hyper, cuts, layer, size)).collect();
+        let mut together: Vec<Together> = Vec::new();
+        for ((index, shape), units) in layers().zip(&units) {
+            together.push(units.together(file, index, cuts.mixer(shape.attention)));
+        }
+        // One shape describes all recurrent layers: they are divided alike.
+        let is_recurrent = |(layer, _): &(&LayerShape, &Together)| !layer.attention;
+        let recurrent = hyper.layers.iter().zip(&together).filter(is_recurrent);
+        let common = recurrent.map(|(_, together)| *together).max_by_key(|together| together.groups);
         let mut parts = Vec::new();
-        for (index, shape) in hyper.layers.iter().enumerate() {
-            parts.push(LayerParts::new(file, index, shape, HeadGroups::of(hyper, shape), size)?);
+        for (((index, shape), units), together) in layers().zip(&units).zip(together) {
+            let together = common.filter(|_| !shape.attention).unwrap_or(together);
+            parts.push(LayerParts::new(file, (index, shape), (units, cuts), together, size)?);
         }
         let vocabulary = VocabularyRows::new(file, hyper, size)?;
         let choice = Choice::best(&parts, &vocabulary, stage, speeds);
         let part = |ranges: &[Range<usize>]| ranges.get(rank).cloned().unwrap_or_default();
-        let layer = |(shape, ranges): (&LayerShape, &LayerRanges)| LayerDivision {
+        let layer = |((shape, units), ranges): ((&LayerShape, LayerUnits), &LayerRanges)| LayerDivision {
             shape: shape.clone(),
-            attention: HeadGroups::of(hyper, shape),
+            units,
             groups: part(&ranges.groups),
             feed_forward: part(&ranges.columns),
             experts: part(&ranges.experts),
         };
-        let layers = hyper.layers.iter().zip(&choice.layers).map(layer).collect();
-        Ok(TensorDivision { rank, layers, vocabulary: choice.vocabulary, heaviest: choice.in_layers })
+        let layers = hyper.layers.iter().zip(units).zip(&choice.layers).map(layer).collect();
+        Ok(TensorDivision { rank, cuts, layers, vocabulary: choice.vocabulary, heaviest: choice.in_layers })
     }
 
     /// The hyperparameters of this rank's part.
     pub(super) fn hyperparameters(&self, whole: &Hyperparameters) -> Hyperparameters {
         let mut hyper = whole.clone();
         for (layer, division) in hyper.layers.iter_mut().zip(&self.layers) {
-            layer.heads = division.groups.len() * division.attention.queries;
-            if division.attention.cached {
-                layer.kv_heads = division.groups.len();
+            let own = division.groups.len();
+            match (division.units.kind, &mut hyper.recurrent) {
+                (GroupKind::LinearHeads, Some(recurrent)) => {
+                    if let Some(linear) = &mut recurrent.linear {
+                        linear.key_heads = own;
+                        linear.value_heads = own * division.units.value_heads;
+                        recurrent.conv_width = 2 * linear.key_width() + linear.value_width();
+                    }
+                }
+                (GroupKind::Channels, Some(recurrent)) => recurrent.conv_width = own,
+                _ => layer.heads = own * division.units.queries,
+            }
+            if division.units.kind == GroupKind::KeyValueHeads {
+                layer.kv_heads = division.units.key_heads(&division.groups).0.len();
             }
             match &mut layer.experts {
                 Some(experts) => experts.shared_width = division.feed_forward.len(),
@@ -111,6 +119,11 @@ impl TensorDivision {
     pub(super) fn experts(&self, layer: usize) -> Option<Range<usize>> {
         let layer = self.layers.get(layer)?;
         layer.shape.experts.map(|_| layer.experts.clone())
+    }
+
+    /// Whether several ranks have the same keys and values: their KV cache is more than a share each.
+    pub(super) fn shares_keys(&self) -> bool {
+        self.layers.iter().any(|layer| layer.units.shares_keys())
     }
 
     pub(super) fn heaviest(&self) -> f64 {
@@ -129,12 +142,19 @@ impl TensorDivision {
     pub(super) fn describe(&self, stage: &Range<usize>) -> String {
         let layers = self.layers.get(stage.clone()).unwrap_or_default();
         let sum = |of: fn(&LayerDivision) -> usize| layers.iter().map(of).sum::<usize>();
-        let heads = layers.first().map_or("heads", |layer| layer.attention.name());
-        let parts = [
-            (sum(|layer| layer.groups.len()), sum(|layer| layer.attention.count), heads),
-            (sum(|layer| layer.feed_forward.len()), sum(LayerDivision::width), "feed-forward columns"),
-            (sum(|layer| layer.experts.len()), sum(LayerDivision::expert_count), "experts"),
-        ];
+        let mut parts: Vec<(usize, usize, &str)> = Vec::new();
+        for kind in GroupKind::ALL {
+            let layers = layers.iter().filter(|layer| layer.units.kind == kind);
+            let sums = layers.fold((0, 0), |(own, all), layer| {
+                let (heads, count) = layer.units.key_heads(&layer.groups);
+                (own + heads.len(), all + count)
+            });
+            parts.push((sums.0, sums.1, kind.name()));
+        }
+        parts.extend([
+            (sum(|layer| layer.feed_forward.len()), sum(|layer| layer.units.columns), "feed-forward columns"),
+            (sum(|layer| layer.experts.len()), sum(|layer| layer.units.experts), "experts"),
+        ]);
         let parts = parts.iter().filter(|(_, all, _)| *all > 0);
         let parts: Vec<String> = parts.map(|(own, all, what)| format!("{own} of {all} {what}")).collect();
         let rows = self.vocabulary();
@@ -144,30 +164,29 @@ impl TensorDivision {
     /// The part of a tensor that this rank has; `None` if it has all of it.
     pub(super) fn cut(&self, name: &str) -> Option<Cut> {
         if matches!(name, "token_embd.weight" | "output.weight" | "output.bias") {
-            return Some(Cut::Rows(self.vocabulary()));
+            return Some(Cut::Rows(vec![self.vocabulary()]));
         }
-        let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
-        let layer = self.layers.get(layer.parse::<usize>().ok()?)?;
-        let (part, kind) = part.rsplit_once('.')?;
-        let times = |range: &Range<usize>, each: usize| range.start * each..range.end * each;
-        let HeadGroups { queries, key_length, value_length, both, .. } = layer.attention;
-        let heads = |each: usize| times(&layer.groups, each);
-        match (part, kind) {
-            ("attn_q" | "attn_q_b", "weight" | "bias") => Some(Cut::Rows(heads(queries * key_length))),
-            ("attn_k", "weight" | "bias") => Some(Cut::Rows(heads(key_length))),
-            ("attn_v", "weight" | "bias") => Some(Cut::Rows(heads(value_length))),
-            ("attn_kv_b", "weight") => Some(Cut::Rows(heads(both))),
-            ("attn_k_b" | "attn_v_b", "weight") => Some(Cut::Rows(heads(1))),
-            ("attn_output", "weight") => Some(Cut::Columns(heads(queries * value_length))),
-            ("ffn_gate" | "ffn_up" | "ffn_gate_shexp" | "ffn_up_shexp", "weight" | "bias") => {
-                Some(Cut::Rows(layer.feed_forward.clone()))
-            }
-            ("ffn_down" | "ffn_down_shexp", "weight") => Some(Cut::Columns(layer.feed_forward.clone())),
-            ("ffn_gate_exps" | "ffn_up_exps" | "ffn_down_exps" | "ffn_gate_up_exps", "weight" | "bias") => {
-                Some(Cut::Rows(layer.experts.clone()))
-            }
+        let (layer, cut, kind) = self.find(name)?;
+        let ranges = layer.units.ranges(cut.units, |unit| layer.own(unit));
+        match (cut.along, kind) {
+            (Along::Rows, "weight" | "bias" | "") => Some(Cut::Rows(ranges)),
+            (Along::Columns, "weight") => Some(Cut::Columns(ranges)),
             _ => None,
         }
+    }
+
+    /// Whether the products of a matrix are parts of a sum over all ranks.
+    pub(super) fn is_summed(&self, name: &str) -> bool {
+        self.find(&format!("{name}.weight")).is_some_and(|(_, cut, _)| is_summed(cut))
+    }
+
+    /// The layer of a tensor, how it is cut, and what of its part it is: `weight`, `bias`, or nothing where the name has none.
+    fn find<'n>(&self, name: &'n str) -> Option<(&LayerDivision, &'static PartCut, &'n str)> {
+        let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+        let layer = self.layers.get(layer.parse::<usize>().ok()?)?;
+        let (part, kind) = rest.rsplit_once('.').unwrap_or((rest, ""));
+        let mut cuts = self.cuts.mixer(layer.shape.attention).chain(layer.units.network());
+        Some((layer, cuts.find(|cut| cut.part == part)?, kind))
     }
 }
 
@@ -253,43 +272,40 @@ impl Choice {
 }
 
 impl LayerDivision {
-    /// All columns of the dense feed-forward network, or of the expert that all tokens use.
-    fn width(&self) -> usize {
-        self.shape.experts.map_or(self.shape.feed_forward, |experts| experts.shared_width)
-    }
-
-    fn expert_count(&self) -> usize {
-        self.shape.experts.map_or(0, |experts| experts.count)
+    /// The groups, columns or experts of the rank.
+    fn own(&self, unit: Unit) -> &Range<usize> {
+        match unit {
+            Unit::Columns => &self.feed_forward,
+            Unit::Experts => &self.experts,
+            _ => &self.groups,
+        }
     }
 }
 
-/// An error if a model's parts are not all known.
-fn check(file: &File, hyper: &Hyperparameters) -> Result<()> {
-    if !DIVISIBLE.contains(&hyper.architecture) {
+/// The tensors that ranks divide; an error if a model's parts are not all known.
+fn check(file: &File, hyper: &Hyperparameters) -> Result<&'static ArchitectureCuts> {
+    let Some(cuts) = ArchitectureCuts::find(hyper.architecture) else {
         return Err(refused(format!(
-            "tensor parallelism is known for {}, not for {}; a pipeline can be",
-            DIVISIBLE.join(", "),
+            "tensor parallelism is known for {}, not for {}; a pipeline may be",
+            ArchitectureCuts::names().join(", "),
             hyper.architecture
         )));
-    }
-    let known = hyper.layers.iter().all(|layer| {
-        let feeds = layer.experts.is_some() || layer.feed_forward > 0;
-        layer.attention && feeds && layer.window.is_none() && layer.shares_cache_of.is_none()
-    });
-    if !known || hyper.attention_sinks || hyper.predictor_threshold.is_some() {
-        return Err(refused("sliding windows and predictors cannot be divided yet; a pipeline can be"));
+    };
+    if hyper.predictor_threshold.is_some() {
+        return Err(refused("predictors of neurons cannot be divided; a pipeline can be"));
     }
     for (index, layer) in hyper.layers.iter().enumerate() {
-        let has = |part: &str| file.find_tensor(&format!("blk.{index}.{part}")).is_some();
-        let parts = ["attn_qkv.weight", "ffn_down_t.weight", "ffn_down_shexp.bias"];
-        if let Some(part) = parts.into_iter().find(|part| has(part)) {
-            return Err(refused(format!("blk.{index}.{part} cannot be divided; a pipeline can be")));
+        let known = cuts.mixer(layer.attention).next().is_some();
+        if !known || layer.shares_cache_of.is_some() {
+            return Err(refused(format!("the parts of layer {index} cannot be divided; a pipeline may be")));
         }
-        if layer.experts.is_none() && !has("ffn_gate.weight") {
-            return Err(refused("gate and up in one matrix cannot be divided; a pipeline can be"));
+        // Every rank would add it.
+        let bias = format!("blk.{index}.ffn_down_shexp.bias");
+        if file.find_tensor(&bias).is_some() {
+            return Err(refused(format!("{bias} cannot be divided; a pipeline can be")));
         }
     }
-    Ok(())
+    Ok(cuts)
 }
 
 /// The bytes of each layer.
@@ -326,9 +342,6 @@ pub(super) fn layer_ranges(
         || hyper.layers.iter().any(|layer| layer.shares_cache_of.is_some())
     {
         return Err(refused(format!("the layers of {} cannot be divided", hyper.architecture)));
-    }
-    if hyper.recurrent.is_some() || hyper.window().is_some() {
-        return Err(refused("recurrent layers and sliding windows cannot be divided yet"));
     }
     if count < size {
         return Err(refused(format!("{count} layers for {size} stages")));

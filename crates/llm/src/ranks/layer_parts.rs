@@ -4,51 +4,10 @@ use std::ops::Range;
 
 use quadriga_gguf::File;
 
-use crate::hyperparameters::{Hyperparameters, LayerShape};
+use super::cuts::{Along, ArchitectureCuts, PartCut, Unit};
+use super::layer_units::{LayerUnits, Together, block_of};
+use crate::hyperparameters::LayerShape;
 use crate::{Error, Result};
-
-/// Groups of heads that are not divided: a KV head with its queries, or one head of latent attention, whose cache all ranks have.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HeadGroups {
-    pub(super) count: usize,
-    /// The queries of a group.
-    pub(super) queries: usize,
-    /// The heads of the KV cache are divided, too.
-    pub(super) cached: bool,
-    /// Elements of a query, and of what `attn_output` has of it.
-    pub(super) key_length: usize,
-    pub(super) value_length: usize,
-    /// Rows of a head's keys and values in one matrix, with latent attention.
-    pub(super) both: usize,
-}
-
-impl HeadGroups {
-    pub(super) fn of(hyper: &Hyperparameters, shape: &LayerShape) -> HeadGroups {
-        let LayerShape { heads, kv_heads, key_length, value_length, .. } = *shape;
-        match hyper.latent {
-            None => HeadGroups {
-                count: kv_heads,
-                queries: heads / kv_heads.max(1),
-                cached: true,
-                key_length,
-                value_length,
-                both: 0,
-            },
-            Some(latent) => HeadGroups {
-                count: heads,
-                queries: 1,
-                cached: false,
-                key_length: latent.key_length(),
-                value_length: latent.value_length,
-                both: latent.plain + latent.value_length,
-            },
-        }
-    }
-
-    pub(super) fn name(&self) -> &'static str {
-        if self.cached { "KV heads" } else { "heads" }
-    }
-}
 
 pub(super) fn refused(reason: impl Into<String>) -> Error {
     Error::Ranks { reason: reason.into() }
@@ -109,38 +68,25 @@ impl LayerParts {
     /// The parts of a layer, if there are enough of each for so many ranks.
     pub(super) fn new(
         file: &File,
-        index: usize,
-        shape: &LayerShape,
-        attention: HeadGroups,
+        (index, shape): (usize, &LayerShape),
+        (units, cuts): (&LayerUnits, &ArchitectureCuts),
+        together: Together,
         size: usize,
     ) -> Result<LayerParts> {
-        let name = |part: &str| format!("blk.{index}.{part}.weight");
-        let sum = |parts: &[&str]| parts.iter().map(|part| bytes_of(file, &name(part))).sum::<f64>();
-        let block_of = |part: &str| file.find_tensor(&name(part)).map_or(1, |of| of.dtype().block_len());
-        let block = block_of("attn_output");
-        let (heads, columns) = (attention.count, attention.queries * attention.value_length);
-        // The fewest groups whose columns are whole blocks.
-        let together = (1..=heads).find(|groups| (groups * columns).is_multiple_of(block));
-        let together = together.unwrap_or(heads.max(1));
-        let units = heads.div_ceil(together);
-        if units < size {
+        let of_cut =
+            |cut: &PartCut| units.copies(cut) * bytes_of(file, &format!("blk.{index}.{}.weight", cut.part));
+        let bytes = |cuts: &mut dyn Iterator<Item = &'static PartCut>| -> f64 { cuts.map(of_cut).sum() };
+        let (heads, Together { groups: together, columns, block }) = (units.groups, together);
+        let parts = heads.div_ceil(together.max(1));
+        if parts < size {
             return Err(refused(format!(
-                "layer {index} has {heads} {} of {columns} columns in blocks of {block}: {units} parts for {size} ranks; a pipeline can be divided by layers",
-                attention.name()
+                "layer {index} has {heads} {} of {columns} columns in blocks of {block}: {parts} parts for {size} ranks; a pipeline can be divided by layers",
+                units.kind.name()
             )));
         }
-        let attention_bytes = sum(&[
-            "attn_q",
-            "attn_q_b",
-            "attn_k",
-            "attn_v",
-            "attn_kv_b",
-            "attn_k_b",
-            "attn_v_b",
-            "attn_output",
-        ]);
-        let (mut experts, mut width) = (None, shape.feed_forward);
-        let mut names = ["ffn_gate", "ffn_up", "ffn_down"];
+        let attention_bytes = bytes(&mut cuts.mixer(shape.attention));
+        let network = |unit: Unit| units.network().iter().filter(move |cut| cut.units.contains(&unit));
+        let mut experts = None;
         if let Some(mixture) = shape.experts {
             let count = mixture.count;
             if count < size {
@@ -148,23 +94,23 @@ impl LayerParts {
                     "layer {index} has {count} experts for {size} ranks; a pipeline can be divided by layers"
                 )));
             }
-            let all = sum(&["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_up_exps"]);
-            let held = all / count.max(1) as f64;
-            experts =
-                Some(ExpertParts { count, held, read: held * mixture.used as f64 / count.max(1) as f64 });
-            names = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
-            width = mixture.shared_width;
+            let held = bytes(&mut network(Unit::Experts)) / count.max(1) as f64;
+            let read = held * mixture.used as f64 / count.max(1) as f64;
+            experts = Some(ExpertParts { count, held, read });
         }
-        let mut columns = None;
+        let (width, mut columns) = (units.columns, None);
         if width > 0 {
-            let block = block_of(names[2]).max(1);
+            let by_columns = network(Unit::Columns).filter(|cut| cut.along == Along::Columns);
+            let block = by_columns.map(|cut| block_of(file, index, cut.part)).max().unwrap_or(1);
             let blocks = width / block;
-            if blocks < size || !width.is_multiple_of(block) {
+            // Of an expert that all tokens use, some ranks may have nothing: they have others.
+            let least = if experts.is_some() { 1 } else { size };
+            if blocks < least || !width.is_multiple_of(block) {
                 return Err(refused(format!(
                     "layer {index} has {width} feed-forward columns in blocks of {block}: {blocks} parts for {size} ranks; a pipeline can be divided by layers"
                 )));
             }
-            columns = Some(ColumnParts { blocks, block, bytes: sum(&names) });
+            columns = Some(ColumnParts { blocks, block, bytes: bytes(&mut network(Unit::Columns)) });
         }
         Ok(LayerParts { heads, together, attention_bytes, experts, columns })
     }
@@ -196,7 +142,10 @@ impl LayerParts {
         });
         let columns = self.columns.as_ref().map(|columns| {
             let each = columns.bytes / columns.blocks.max(1) as f64;
-            let ranges = balanced(columns.blocks, each, &loads(&network), speeds);
+            let ranges = match columns.blocks < speeds.len() {
+                true => one_each(columns.blocks, speeds.len()),
+                false => balanced(columns.blocks, each, &loads(&network), speeds),
+            };
             for ((range, network), held) in ranges.iter().zip(&mut network).zip(&mut held) {
                 *network += each * range.len() as f64;
                 *held += each * range.len() as f64;
@@ -241,6 +190,11 @@ pub(super) fn balanced(units: usize, each: f64, loads: &[f64], speeds: &[f64]) -
     ranges
 }
 
+/// Fewer units than ranks: one for each of the first.
+fn one_each(units: usize, ranks: usize) -> RankRanges {
+    (0..ranks).map(|rank| rank.min(units)..(rank + 1).min(units)).collect()
+}
+
 /// How long the slowest of ranks takes for its load, as that of a rank of mean speed.
 pub(super) fn slowest(loads: &[f64], speeds: &[f64]) -> f64 {
     let mean = speeds.iter().sum::<f64>() / speeds.len().max(1) as f64;
@@ -263,6 +217,7 @@ mod tests {
         assert_eq!(balanced(7, 0.0, &[0.0], &[1.0]).first(), Some(&(0..7)));
         assert_eq!(balanced(8, 10.0, &[0.0, 0.0], &[3.0, 1.0]), [0..6, 6..8]);
         assert_eq!(balanced(8, 10.0, &[0.0, 40.0], &[2.0, 1.0]), [0..7, 7..8]);
+        assert_eq!(one_each(2, 4), [0..1, 1..2, 2..2, 2..2]);
         let many = balanced(1000, 1.0, &[5.0, 30.0, 0.0, 100.0], &[1.0; 4]);
         assert_eq!((many[0].start, many[3].end), (0, 1000));
         assert!(many.windows(2).all(|pair| pair[0].end == pair[1].start));

@@ -2,9 +2,11 @@
 
 mod cache_parts;
 mod commands;
+mod cuts;
 mod division;
 mod experts;
 mod layer_parts;
+mod layer_units;
 mod link;
 mod parallelism;
 mod stage_results;
@@ -77,9 +79,9 @@ pub(crate) struct Message {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Cut {
     /// Of the outermost dimension.
-    Rows(Range<usize>),
+    Rows(Vec<Range<usize>>),
     /// Of the elements of each row.
-    Columns(Range<usize>),
+    Columns(Vec<Range<usize>>),
 }
 
 /// The numbers of groups in graphs: all ranks, and those of a stage.
@@ -151,6 +153,11 @@ impl RankShare {
             None => layers,
             Some(division) => format!("of {layers} {}", division.describe(&stage)),
         }
+    }
+
+    /// Whether several ranks have the same KV heads, because there are fewer than ranks: their KV cache is more than a share each.
+    pub fn shares_keys(&self) -> bool {
+        self.division.as_ref().is_some_and(TensorDivision::shares_keys)
     }
 
     /// How the first rank tells the others what to compute.
@@ -255,8 +262,13 @@ impl RankShare {
 
     /// The ranks whose products with one of the layers' matrices are summed, if they have parts of the sum.
     pub(crate) fn after_product(&self, name: &str) -> Option<Ranks> {
-        let summed = name.ends_with(".attn_output") || name.ends_with(".ffn_down");
-        (summed && self.division.is_some()).then(|| self.stage_ranks())
+        let division = self.division.as_ref()?;
+        division.is_summed(name).then(|| self.stage_ranks())
+    }
+
+    /// The ranks that have parts of every token's queries and keys, where several do.
+    pub(crate) fn divided_heads(&self) -> Option<Ranks> {
+        self.division.as_ref().map(|_| self.stage_ranks())
     }
 
     /// What a layer's mixture of experts needs, if ranks have some of its experts each.
@@ -316,8 +328,8 @@ type Division = (Grid, Vec<Range<usize>>, Option<TensorDivision>);
 /// Bytes per second that a rank of mean speed is taken to read, where grids are compared.
 const READ: f64 = 20e9;
 
-/// Of the grids that the parallelism and the model allow, the one that is expected to answer fastest over a link. All ranks choose
-/// the same, since they know the same.
+/// Of the grids that the parallelism and the model allow, the one that is expected to answer fastest over a link, of those where each
+/// rank has KV heads of its own, if there are any. All ranks choose the same, since they know the same.
 fn divide(
     file: &File,
     hyper: &Hyperparameters,
@@ -356,10 +368,13 @@ fn divide(
     let (mut best, mut refusal) = (None, None);
     for grid in parallelism.grids(size) {
         match of(grid) {
-            Ok((division, seconds)) if best.as_ref().is_none_or(|(_, least)| seconds < *least) => {
-                best = Some((division, seconds));
+            Ok((division, seconds)) => {
+                let shares_keys = division.2.as_ref().is_some_and(TensorDivision::shares_keys);
+                let cost = (shares_keys, seconds);
+                if best.as_ref().is_none_or(|(_, least)| cost < *least) {
+                    best = Some((division, cost));
+                }
             }
-            Ok(_) => {}
             Err(error) => {
                 refusal.get_or_insert(error);
             }

@@ -1,7 +1,7 @@
 //! Steps of models with recurrent layers: which tokens are computed at once, and which states they read and write.
 
 use super::page_pool::PrefixId;
-use super::paged_engine::{PagedEngine, StepSequence, StepToken, Wanted};
+use super::paged_engine::{PagedEngine, PassedStep, StepSequence, StepToken, Wanted};
 use crate::Result;
 use crate::engine::resize;
 use crate::hyperparameters::Hyperparameters;
@@ -54,45 +54,90 @@ fn put_row(results: &mut [f32], len: usize, row: usize, values: &[f32]) {
     into.into_iter().flatten().zip(values).for_each(|(into, value)| *into = *value);
 }
 
+/// The outputs of all groups of a step. Those of a single one stay where they are.
+#[derive(Default)]
+struct JoinedOutputs {
+    several: bool,
+    count: usize,
+    embeds: bool,
+    logits: Vec<f32>,
+    hidden: Vec<f32>,
+}
+
+impl JoinedOutputs {
+    fn new(groups: &[Group<'_>], embeds: bool) -> JoinedOutputs {
+        let count = groups.iter().map(|group| group.outputs.len()).sum();
+        JoinedOutputs { several: groups.len() > 1, count, embeds, ..JoinedOutputs::default() }
+    }
+
+    /// Adds those of a group, which the engine has.
+    fn add(&mut self, engine: &mut PagedEngine, outputs: &[usize]) -> Result<()> {
+        if !self.several {
+            return Ok(());
+        }
+        let Hyperparameters { vocabulary, width, .. } = *engine.model().hyperparameters();
+        resize(&mut self.logits, self.count, vocabulary)?;
+        resize(&mut self.hidden, if self.embeds { self.count } else { 0 }, width)?;
+        for (own, output) in outputs.iter().enumerate() {
+            put_row(&mut self.logits, vocabulary, *output, engine.logits(own)?);
+            put_row(&mut self.hidden, width, *output, engine.hidden(own));
+        }
+        Ok(())
+    }
+
+    /// Gives the engine those of all groups.
+    fn finish(self, engine: &mut PagedEngine) {
+        if self.several {
+            engine.set_outputs(self.logits, self.hidden, self.count);
+        }
+    }
+}
+
 impl PagedEngine {
-    /// Computes a step of a model with recurrent layers: one token of each sequence at once, longer parts one after the other.
+    /// Computes a step of a model with recurrent layers: one token of each sequence at once, longer parts one after the other. On a
+    /// pipeline all of them are passed on, and their results waited for later.
     pub(super) fn run_recurrent(
         &mut self,
         tokens: &[StepToken],
         sequences: &[StepSequence<'_>],
         wanted: Wanted,
     ) -> Result<()> {
-        let Hyperparameters { vocabulary, width, .. } = *self.model().hyperparameters();
         let groups = groups(tokens, sequences);
-        let outputs: usize = groups.iter().map(|group| group.outputs.len()).sum();
-        let (mut logits, mut hidden) = (Vec::new(), Vec::new());
         let embeds = tokens.iter().any(|token| token.output && token.hidden);
+        let mut joined = JoinedOutputs::new(&groups, embeds);
         let mut written: Vec<(usize, usize)> = Vec::new();
         for group in &groups {
             let rows = self.choose_rows(group, &written);
             self.set_state_rows(&rows, &group.sequences);
-            self.clear_outputs();
             // The outputs of several groups are joined on the host.
             let wanted = if groups.len() > 1 { Wanted::AllLogits } else { wanted };
-            self.run_batch(&group.tokens, &group.sequences, wanted)?;
-            self.finish()?;
-            written.extend(group.sequences.iter().zip(rows).map(|(sequence, [_, to])| (sequence.lane, to)));
-            if groups.len() > 1 {
-                resize(&mut logits, outputs, vocabulary)?;
-                resize(&mut hidden, if embeds { outputs } else { 0 }, width)?;
-                for (own, output) in group.outputs.iter().enumerate() {
-                    put_row(&mut logits, vocabulary, *output, self.logits(own)?);
-                    put_row(&mut hidden, width, *output, self.hidden(own));
-                }
+            self.start_together(&group.tokens, &group.sequences, wanted)?;
+            if !self.has_stages() {
+                self.finish()?;
+                joined.add(self, &group.outputs)?;
             }
+            written.extend(group.sequences.iter().zip(rows).map(|(sequence, [_, to])| (sequence.lane, to)));
         }
-        if groups.len() > 1 {
-            self.set_outputs(logits, hidden, outputs);
+        match self.has_stages() {
+            true => self.pass_on_step(groups.into_iter().map(|group| group.outputs).collect(), embeds),
+            false => joined.finish(self),
         }
-        // Only now: after an error, the whole step is computed again.
+        // Only now: after an error, the whole step is computed again. Ranks of a pipeline end with one.
         for (lane, row) in written {
             self.states_mut().set(lane, row);
         }
+        Ok(())
+    }
+
+    /// Waits for the results of the oldest step that was passed on: those of all its groups.
+    pub(super) fn receive_step(&mut self, PassedStep { groups, embeds }: PassedStep) -> Result<()> {
+        let (several, count) = (groups.len() > 1, groups.iter().map(Vec::len).sum());
+        let mut joined = JoinedOutputs { several, count, embeds, ..JoinedOutputs::default() };
+        for outputs in &groups {
+            self.receive_results()?;
+            joined.add(self, outputs)?;
+        }
+        joined.finish(self);
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use crate::engine::{EngineOptions, SCRAP_PAGES};
 use crate::hyperparameters::{Hyperparameters, WindowSpan};
 
 /// The pages of one sequence. Earlier ones were given back.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct WindowPages {
     /// The number of the first page that it has.
     first: usize,
@@ -19,6 +19,11 @@ impl WindowPages {
     /// One past the number of the last page.
     pub(super) fn end(&self) -> usize {
         self.first + self.pages.len()
+    }
+
+    /// The pages of a sequence, from this number on.
+    pub(super) fn new(first: usize, pages: Vec<PageId>) -> WindowPages {
+        WindowPages { first, pages }
     }
 
     /// The number of the first page, and the pages from there on.

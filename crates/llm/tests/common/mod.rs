@@ -1,6 +1,7 @@
 //! Small random models as GGUF files, and helpers for tests of engines.
 #![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
 
+pub mod every_architecture;
 pub mod experts;
 pub mod judge;
 pub mod latent;

@@ -41,6 +41,34 @@ impl<'g> LayerBuilder<'_, 'g> {
         Ok((query, key, value))
     }
 
+    /// Norms over all queries and over all keys of a token, before they are cut into heads: `[n, heads, d]` each. Where ranks have some
+    /// of the heads, they add up the squares of theirs.
+    pub(in crate::models) fn normed_projections(
+        &self,
+        query: Value<'g>,
+        key: Value<'g>,
+    ) -> Result<(Value<'g>, Value<'g>)> {
+        let weights = &self.model.weights;
+        let Some(ranks) = weights.ranks().and_then(|ranks| ranks.divided_heads()) else {
+            let (query, key) = (self.norm("attn_q_norm", query)?, self.norm("attn_k_norm", key)?);
+            return Ok((self.heads(query), self.heads(key)));
+        };
+        let squares = {
+            let _scope = self.model.g.scope(&self.name("attn_q_norm"));
+            let of = |x: Value<'g>| x.sqr().sum_rows();
+            of(query).concat(1, &[of(key)]).all_reduce(ranks)
+        };
+        let normed = |part: &str, x: Value<'g>, column: usize| -> Result<Value<'g>> {
+            let _scope = self.model.g.scope(&self.name(part));
+            let name = self.name(&format!("{part}.weight"));
+            let all = weights.all_rows(&name).unwrap_or(0).max(1) as f32;
+            let mean = squares.slice(1, column, 1).scale_bias(1.0 / all, self.model.hyper.norm_epsilon);
+            let normed = x.div(mean.sqrt()).mul(weights.vector(&name, x.shape().cols())?);
+            Ok(self.heads(normed))
+        };
+        Ok((normed("attn_q_norm", query, 0)?, normed("attn_k_norm", key, 1)?))
+    }
+
     /// Projected queries or keys, cut into heads: `[n, heads, d]`.
     pub(in crate::models) fn heads(&self, x: Value<'g>) -> Value<'g> {
         let d = self.shape.key_length;

@@ -20,8 +20,12 @@ impl<'g> ModelBuilder<'g> {
         Ok(x.add(self.weights.get("position_embd.weight", &dims)?.get_rows(self.positions)))
     }
 
-    /// The same of tables that begin with rows which no position uses: as many as they have more than the context.
+    /// The same of tables that begin with rows which no position uses: as many as they have more than the context. Nothing is added in
+    /// later stages of a pipeline.
     pub(in crate::models) fn embed_offset_position(&self, x: Value<'g>) -> Result<Value<'g>> {
+        if self.is_later_stage() {
+            return Ok(x);
+        }
         let (name, context) = ("position_embd.weight", self.hyper.context);
         match self.weights.rows(name).and_then(|rows| rows.checked_sub(context)) {
             None | Some(0) => self.embed_position(x),

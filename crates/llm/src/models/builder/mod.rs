@@ -143,10 +143,8 @@ impl<'g> ModelBuilder<'g> {
         shape: GraphShape,
     ) -> Result<ModelBuilder<'g>> {
         let n = shape.tokens;
-        let attends = |window: bool| {
-            !hyper.encoder
-                && hyper.layers.iter().any(|layer| layer.attention && layer.window.is_some() == window)
-        };
+        let layers = weights.ranks().map_or(0..hyper.layers.len(), RankShare::layers);
+        let caches = hyper.caches_of(layers);
         let spans =
             |name: &str| g.input(name, DType::I32, [n, if shape.page_table.is_some() { 3 } else { 2 }]);
         let page_table = |name: &str, has: bool| {
@@ -160,15 +158,16 @@ impl<'g> ModelBuilder<'g> {
             positions: g.input("positions", DType::I32, [n]),
             tokens: OnceCell::new(),
             slots: OnceCell::new(),
-            spans: (hyper.encoder || attends(false)).then(|| spans("spans")),
-            window_slots: (attends(true) && shape.window_cache.is_some())
+            spans: (hyper.encoder || caches.full).then(|| spans("spans")),
+            window_slots: (caches.windows && shape.window_cache.is_some())
                 .then(|| g.input("window_slots", DType::I32, [n])),
-            window_spans: attends(true).then(|| spans("window_spans")),
-            pages: page_table("pages", attends(false) || attends(true) && shape.window_cache.is_none()),
-            window_pages: page_table("window_pages", attends(true) && shape.window_cache.is_some()),
+            window_spans: caches.windows.then(|| spans("window_spans")),
+            pages: page_table("pages", caches.full || caches.windows && shape.window_cache.is_none()),
+            window_pages: page_table("window_pages", caches.windows && shape.window_cache.is_some()),
             recurrent: hyper
                 .recurrent
                 .as_ref()
+                .filter(|_| caches.recurrent)
                 .map(|of_layers| RecurrentInputs::new(g, of_layers, shape.sequences)),
             query_factors: OnceCell::new(),
             tables: OnceCell::new(),
@@ -315,13 +314,6 @@ impl<'g> ModelBuilder<'g> {
         })
     }
 
-    /// The last norm, of files that have it under another name than `output_norm`, by which placement knows it.
-    pub(super) fn output_norm_named(&self, name: &str, x: Value<'g>) -> Result<Value<'g>> {
-        let weight =
-            self.weights.renamed_vector(&format!("{name}.weight"), "output_norm.weight", self.hyper.width)?;
-        Ok(self.plain_norm(x).mul(weight))
-    }
-
     /// The product with a matrix, times the number that the file may have beside it: NVFP4 has scales of little range.
     fn product(&self, name: &str, weight: Value<'g>, x: Value<'g>) -> Result<Value<'g>> {
         let y = weight.mul_mat(x);
@@ -352,12 +344,30 @@ impl<'g> ModelBuilder<'g> {
     /// Declares the outputs. Models without an output matrix compute the logits with the token embedding.
     pub(super) fn finish(&self, x: Value<'g>) -> Result<()> {
         match self.weights.ranks().and_then(RankShare::send_activations) {
-            Some(message) => {
-                self.g.output("sent", send(x, message, &self.rows_input()).named("sent"));
-                Ok(())
-            }
+            Some(message) => self.pass_on(x, message),
             None => self.finish_normed(self.norm("output_norm", x)?),
         }
+    }
+
+    /// The same for files that have the last norm under another name than `output_norm`, by which placement knows it.
+    pub(super) fn finish_with_norm(&self, name: &str, x: Value<'g>) -> Result<()> {
+        if let Some(message) = self.weights.ranks().and_then(RankShare::send_activations) {
+            return self.pass_on(x, message);
+        }
+        let weight =
+            self.weights.renamed_vector(&format!("{name}.weight"), "output_norm.weight", self.hyper.width)?;
+        self.finish_normed(self.plain_norm(x).mul(weight))
+    }
+
+    /// Sends the activations to the next stage of a pipeline.
+    fn pass_on(&self, x: Value<'g>, message: Message) -> Result<()> {
+        self.g.output("sent", send(x, message, &self.rows_input()).named("sent"));
+        Ok(())
+    }
+
+    /// Whether the activations come from an earlier stage of a pipeline, which has embedded the tokens.
+    fn is_later_stage(&self) -> bool {
+        self.weights.ranks().is_some_and(|ranks| ranks.receive_activations().is_some())
     }
 
     /// The input with the output rows, where the graph has one: kept in graphs of ranks that do not select rows.
@@ -366,7 +376,7 @@ impl<'g> ModelBuilder<'g> {
     }
 
     /// The same for rows that are normed already.
-    pub(super) fn finish_normed(&self, hidden: Value<'g>) -> Result<()> {
+    fn finish_normed(&self, hidden: Value<'g>) -> Result<()> {
         let h = self.hyper;
         // Results that go to the first rank are sent one after the other: each waits for the one before.
         let mut sent: Vec<Value<'g>> = Vec::new();

@@ -167,6 +167,10 @@ impl<'g> LayerBuilder<'_, 'g> {
         if let Some(scale) = weights.find_vector(&self.name("ffn_down_t.scale"), 1)? {
             y = y.mul(scale);
         }
+        // Where ranks have rows of the matrix, each has a part of the sum.
+        if let Some(ranks) = weights.ranks().and_then(|ranks| ranks.after_product(&self.name("ffn_down_t"))) {
+            y = y.all_reduce(ranks);
+        }
         for bias in ["ffn_down_t.bias", "ffn_down.bias"] {
             if let Some(bias) = weights.find_vector(&self.name(bias), width)? {
                 y = y.add(bias);

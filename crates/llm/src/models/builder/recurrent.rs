@@ -143,6 +143,11 @@ impl<'g> LayerBuilder<'_, 'g> {
         Ok(convolved.view([sequences, width], [size, size, step, size_of::<f32>()], 0).cont())
     }
 
+    /// The channels of the convolution.
+    pub(super) fn channels(&self) -> Result<usize> {
+        Ok(self.recurrent()?.0.conv_width)
+    }
+
     fn recurrent(&self) -> Result<(&'g RecurrentShape, RecurrentInputs<'g>)> {
         let found = self.model.hyper.recurrent.as_ref().zip(self.model.recurrent);
         found.ok_or_else(|| self.no_state("ssm.conv_kernel"))

@@ -90,26 +90,50 @@ impl FoundTensor {
             None => None,
             Some(data) => {
                 let row = data.len() / whole;
-                let part = data.slice(rows.start * row, rows.len() * row);
+                // Of what was cut into pieces, one.
+                let piece = data.piece(rows.start * row, rows.len() * row);
+                let part = piece.and_then(|(piece, start)| piece.slice(start, rows.len() * row));
                 Some(part.ok_or_else(|| self.wrong_shape(&dims))?)
             }
         };
         Ok(FoundTensor { name: self.name.clone(), dtype: self.dtype, dims, data })
     }
 
-    /// Some of the columns of a matrix, whole blocks. The bytes are joined when a backend loads them.
-    pub(super) fn columns(&self, columns: Range<usize>) -> Result<FoundTensor> {
-        let [rows, all] = *self.dims.as_slice() else { return Err(self.wrong_shape(&[0, columns.len()])) };
-        let dims = vec![rows, columns.len()];
+    /// Several ranges of the rows, one after the other. The bytes are joined when a backend loads them.
+    fn row_ranges(&self, ranges: &[Range<usize>]) -> Result<FoundTensor> {
+        if let [rows] = ranges {
+            return self.rows(rows.clone());
+        }
+        let (mut dims, mut pieces) = (self.dims.clone(), Vec::new());
+        for rows in ranges {
+            pieces.extend(self.rows(rows.clone())?.data);
+        }
+        if let Some(first) = dims.first_mut() {
+            *first = ranges.iter().map(ExactSizeIterator::len).sum();
+        }
+        let data = self.data.is_some().then(|| Data::joined(pieces));
+        Ok(FoundTensor { name: self.name.clone(), dtype: self.dtype, dims, data })
+    }
+
+    /// Ranges of the columns of a matrix, whole blocks. The bytes are joined when a backend loads them.
+    fn column_ranges(&self, ranges: &[Range<usize>]) -> Result<FoundTensor> {
+        let own = ranges.iter().map(ExactSizeIterator::len).sum();
+        let [rows, all] = *self.dims.as_slice() else { return Err(self.wrong_shape(&[0, own])) };
+        let dims = vec![rows, own];
         let wrong = || self.wrong_shape(&dims);
-        let bytes = |columns: usize| self.dtype.row_bytes(columns);
-        let (whole, start, len) = (bytes(all), bytes(columns.start), bytes(columns.len()));
-        let (Some(whole), Some(start), Some(len)) = (whole, start, len) else { return Err(wrong()) };
+        let bytes = |columns: usize| self.dtype.row_bytes(columns).ok_or_else(wrong);
+        let whole = bytes(all)?;
+        let mut own = Vec::new();
+        for columns in ranges {
+            own.push((bytes(columns.start)?, bytes(columns.len())?));
+        }
         let data = match &self.data {
             None => None,
             Some(data) => {
-                let pieces = (0..rows).map(|row| data.slice(row * whole + start, len));
-                Some(Data::joined(pieces.collect::<Option<Vec<Data>>>().ok_or_else(wrong)?))
+                let of_row =
+                    |row: usize| own.iter().map(move |(start, len)| data.slice(row * whole + start, *len));
+                let pieces = (0..rows).flat_map(of_row).collect::<Option<Vec<Data>>>();
+                Some(Data::joined(pieces.ok_or_else(wrong)?))
             }
         };
         Ok(FoundTensor { name: self.name.clone(), dtype: self.dtype, dims, data })
@@ -332,8 +356,17 @@ impl<'g> FileWeights<'g> {
         }
     }
 
-    /// The number of rows of a matrix, if the file has it.
+    /// The number of rows of a matrix that this rank has, if the file has it.
     pub(in crate::models) fn rows(&self, name: &str) -> Option<usize> {
+        let all = self.all_rows(name)?;
+        Some(match self.ranks.and_then(|ranks| ranks.cut(name)) {
+            Some(Cut::Rows(ranges)) => ranges.iter().map(ExactSizeIterator::len).sum(),
+            _ => all,
+        })
+    }
+
+    /// The number of rows of a matrix, or of elements of a vector, on all ranks together.
+    pub(super) fn all_rows(&self, name: &str) -> Option<usize> {
         self.file.find_tensor(name)?.shape().dims().first().copied()
     }
 
@@ -527,8 +560,8 @@ impl<'g> FileWeights<'g> {
         let found = found(tensor.dtype(), tensor.shape().dims(), Some(tensor.data()));
         let found = match self.ranks.and_then(|ranks| ranks.cut(name)) {
             None => found,
-            Some(Cut::Rows(rows)) => found.rows(rows)?,
-            Some(Cut::Columns(columns)) => found.columns(columns)?,
+            Some(Cut::Rows(rows)) => found.row_ranges(&rows)?,
+            Some(Cut::Columns(columns)) => found.column_ranges(&columns)?,
         };
         if found.dims != dims {
             return Err(found.wrong_shape(dims));

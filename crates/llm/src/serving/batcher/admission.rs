@@ -51,7 +51,7 @@ impl Batcher {
     }
 
     /// Takes the pages for the next tokens of a running sequence, and puts younger sequences back until there are enough. False
-    /// if it was put back itself.
+    /// if it was put back itself, or has to wait for a step in flight.
     pub(super) fn ensure_pages(&mut self, id: RequestId, index: usize, tokens: usize) -> bool {
         loop {
             let Some(index) = self.index_near(id, index) else { return false };
@@ -67,12 +67,18 @@ impl Batcher {
                 let missing = windows.missing(&sequence.window_pages, end);
                 windows.take(&mut sequence.window_pages, missing)
             };
-            if missing <= self.pool.available() && self.windows.as_mut().is_none_or(takes) {
+            let enough = missing <= self.pool.available();
+            let windows_enough = !enough || self.windows.as_mut().is_none_or(takes);
+            if enough && windows_enough {
                 let pages: Vec<PageId> = (0..missing).map_while(|_| self.take_page()).collect();
                 if let Some(sequence) = self.running.get_mut(index) {
                     sequence.pages.extend(pages);
                 }
                 return true;
+            }
+            // Pages of windows suffice for the tokens of one step: those in flight give theirs back.
+            if !windows_enough && self.has_steps_in_flight() {
+                return false;
             }
             self.preempt();
         }

@@ -52,10 +52,13 @@ impl Batcher {
         if stages <= 1 {
             return None;
         }
+        let recurrent = self.is_recurrent();
         let mut ready: Vec<(u64, RequestId)> = self
             .running
             .iter()
             .filter(|sequence| sequence.remaining() > 0)
+            // The state after a part of a prompt is kept for others when its results are there.
+            .filter(|sequence| sequence.in_flight == 0 || !recurrent)
             .map(|sequence| (sequence.latest_step, sequence.id))
             .collect();
         ready.sort_unstable();
@@ -64,6 +67,11 @@ impl Batcher {
         let free = stages.saturating_sub(self.micro_batches.in_flight.len()).max(1);
         let most = ready.len().div_ceil(free).min(self.running.len().div_ceil(stages));
         Some(ready.into_iter().take(most).map(|(_, id)| id).collect())
+    }
+
+    /// Whether stages still compute something.
+    pub(super) fn has_steps_in_flight(&self) -> bool {
+        !self.micro_batches.in_flight.is_empty()
     }
 
     /// The most tokens of prompts in a step: on a pipeline few enough for each stage to have some.

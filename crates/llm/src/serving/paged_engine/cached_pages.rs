@@ -98,7 +98,9 @@ impl PagedEngine {
     pub(in crate::serving) fn copy_window_page(&mut self, from: PageId, to: PageId) -> Result<()> {
         let [_, key] = COPY_KEYS;
         let slots = self.options.window_pages(self.model.hyperparameters()).unwrap_or(0) + SCRAP_PAGES;
-        self.copy_rows(key, &self.parts_of(slots * PAGE_SLOTS), from, to)
+        self.tell_copy_window(from, to)?;
+        let copied = self.copy_rows(key, &self.parts_of(slots * PAGE_SLOTS), from, to);
+        self.together(copied)
     }
 
     pub(super) fn copy_rows(

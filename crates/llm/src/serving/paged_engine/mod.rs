@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use quadriga_graph::PAGE_SLOTS;
 use quadriga_runtime::{PendingRead, Plan, PlanKey, Progress, Scheduler, Session};
 
+pub(super) use self::stages::PassedStep;
 use self::stages::StepAnswer;
 use self::step_inputs::StepInputs;
 use self::step_results::TopRows;
@@ -96,6 +97,8 @@ pub(super) struct PagedEngine {
     ahead: Option<StepInFlight>,
     /// On the first rank of a pipeline: the steps that later stages compute, oldest first.
     passed_on: VecDeque<StepInFlight>,
+    /// In models with recurrent layers: the steps that these belong to, which may have several each.
+    passed_steps: VecDeque<PassedStep>,
     /// The results of those before them that had to be received early.
     answered: VecDeque<Result<StepAnswer>>,
     /// The bytes of a page on each rank; empty where there is one.
@@ -163,6 +166,7 @@ impl PagedEngine {
             in_flight: None,
             ahead: None,
             passed_on: VecDeque::new(),
+            passed_steps: VecDeque::new(),
             answered: VecDeque::new(),
             rank_page_bytes: Vec::new(),
             leader: None,
@@ -246,7 +250,7 @@ impl PagedEngine {
         let on_device = self.logits_on_device && has_logits;
         let top = if on_device && wanted == Wanted::Logits { shape.top } else { 0 };
         // The last stage of a pipeline sends few bytes instead of all logits.
-        let argmax = (on_device || self.stages() > 1 && has_logits) && wanted == Wanted::Argmax;
+        let argmax = (on_device || self.has_stages() && has_logits) && wanted == Wanted::Argmax;
         let together = if self.recurrent && sequences > 1 { tokens } else { 1 };
         GraphShape { argmax, top, sequences: together, ..shape }
     }
@@ -275,12 +279,23 @@ impl PagedEngine {
             self.discard();
         }
         self.clear_outputs();
-        if !self.recurrent {
-            self.tell_step(tokens, sequences, wanted)?;
-            let computed = self.run_batch(tokens, sequences, wanted);
-            return self.together(computed);
+        match self.recurrent {
+            true => self.run_recurrent(tokens, sequences, wanted),
+            false => self.start_together(tokens, sequences, wanted),
         }
-        self.run_recurrent(tokens, sequences, wanted)
+    }
+
+    /// Starts a batch on all ranks.
+    pub(super) fn start_together(
+        &mut self,
+        tokens: &[StepToken],
+        sequences: &[StepSequence<'_>],
+        wanted: Wanted,
+    ) -> Result<()> {
+        self.clear_outputs();
+        self.tell_step(tokens, sequences, wanted)?;
+        let computed = self.run_batch(tokens, sequences, wanted);
+        self.together(computed)
     }
 
     /// An error unless rows of recurrent states and lanes agree.
@@ -339,8 +354,11 @@ impl PagedEngine {
 
     /// Waits for the results of the step in flight; of several, those of the oldest. A step that follows it is in flight then.
     pub(super) fn finish(&mut self) -> Result<()> {
-        if self.stages() > 1 {
-            return self.receive_results();
+        if self.has_stages() {
+            return match self.recurrent {
+                true => self.passed_steps.pop_front().map_or(Ok(()), |step| self.receive_step(step)),
+                false => self.receive_results(),
+            };
         }
         if self.in_flight.is_none() {
             return Ok(());
@@ -376,7 +394,7 @@ impl PagedEngine {
         self.finish()
     }
 
-    pub(super) fn run_batch(
+    fn run_batch(
         &mut self,
         tokens: &[StepToken],
         sequences: &[StepSequence<'_>],
@@ -405,7 +423,7 @@ impl PagedEngine {
             experts.set_tables(&mut self.session, &shape)?;
         }
         self.session.start()?;
-        if self.stages() > 1 {
+        if self.has_stages() {
             self.session.wait()?;
             return self.pass_on(shape);
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::super::page_pool::PageId;
+use super::super::window_pages::WindowPages;
 use super::{PagedEngine, StepSequence, StepToken, Wanted};
 use crate::engine::END;
 use crate::ranks::CommandChannel;
@@ -13,10 +14,17 @@ use crate::{Error, RankShare, Result};
 enum StepCommand {
     Step {
         tokens: Vec<StepToken>,
-        sequences: Vec<Vec<PageId>>,
+        sequences: Vec<SequencePages>,
+        /// The rows of recurrent states that sequences read and write, in models that have some.
+        state_rows: Vec<[usize; 2]>,
         wanted: Wanted,
     },
     Copy {
+        from: PageId,
+        to: PageId,
+    },
+    /// Copies a page of layers with a window, where those have pages of their own.
+    CopyWindow {
         from: PageId,
         to: PageId,
     },
@@ -31,10 +39,19 @@ enum StepCommand {
     End,
 }
 
+/// The pages of a sequence.
+#[derive(Clone, PartialEq, Debug)]
+struct SequencePages {
+    pages: Vec<PageId>,
+    /// Those of layers with a window, where they have some of their own.
+    windows: WindowPages,
+}
+
 const STEP: u8 = 10;
 const COPY: u8 = 11;
 const READ: u8 = 12;
 const WRITE: u8 = 13;
+const COPY_WINDOW: u8 = 14;
 
 /// Flags of a token.
 const OUTPUT: u32 = 1;
@@ -51,21 +68,27 @@ impl StepCommand {
             message.extend(words.iter().flat_map(|word| word.to_le_bytes()));
         };
         match self {
-            StepCommand::Step { tokens, sequences, wanted } => {
+            StepCommand::Step { tokens, sequences, state_rows, wanted } => {
                 let greedy = u32::from(*wanted == Wanted::Argmax);
-                words(STEP, &[greedy, tokens.len() as u32, sequences.len() as u32]);
+                let counts = [tokens.len(), sequences.len(), state_rows.len()].map(|count| count as u32);
+                words(STEP, &[greedy]);
+                words(STEP, &counts);
                 for StepToken { token, position, sequence, output, hidden, logits } in tokens {
                     let sequence = u32::try_from(*sequence).unwrap_or(u32::MAX);
                     let flags = [(*output, OUTPUT), (*logits, LOGITS), (*hidden, HIDDEN)];
                     let flags = flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum();
                     words(STEP, &[*token, *position as u32, sequence, flags]);
                 }
-                for pages in sequences {
-                    words(STEP, &[pages.len() as u32]);
+                for SequencePages { pages, windows } in sequences {
+                    let (first, window_pages) = windows.parts();
+                    words(STEP, &[pages.len() as u32, first as u32, window_pages.len() as u32]);
                     words(STEP, pages);
+                    words(STEP, window_pages);
                 }
+                state_rows.iter().for_each(|rows| words(STEP, &rows.map(|row| row as u32)));
             }
             StepCommand::Copy { from, to } => words(COPY, &[*from, *to]),
+            StepCommand::CopyWindow { from, to } => words(COPY_WINDOW, &[*from, *to]),
             StepCommand::Read { page } => words(READ, &[*page]),
             StepCommand::Write { page } => words(WRITE, &[*page]),
             StepCommand::End => words(END, &[]),
@@ -80,11 +103,12 @@ impl StepCommand {
         let command = match *kind {
             END => StepCommand::End,
             COPY => StepCommand::Copy { from: words.next()?, to: words.next()? },
+            COPY_WINDOW => StepCommand::CopyWindow { from: words.next()?, to: words.next()? },
             READ => StepCommand::Read { page: words.next()? },
             WRITE => StepCommand::Write { page: words.next()? },
             STEP => {
                 let wanted = if words.next()? == 1 { Wanted::Argmax } else { Wanted::Logits };
-                let [token_count, sequence_count] = [words.next()?, words.next()?];
+                let [token_count, sequence_count, row_count] = [words.next()?, words.next()?, words.next()?];
                 let mut tokens = Vec::new();
                 for _ in 0..token_count {
                     let (token, position) = (words.next()?, words.next()? as usize);
@@ -98,11 +122,20 @@ impl StepCommand {
                 }
                 let mut sequences = Vec::new();
                 for _ in 0..sequence_count {
-                    let count = words.next()? as usize;
-                    let pages: Vec<PageId> = words.by_ref().take(count).collect();
-                    sequences.push((pages.len() == count).then_some(pages)?);
+                    let [count, first, window_count] = [words.next()?, words.next()?, words.next()?];
+                    let mut take = |count: u32| {
+                        let pages: Vec<PageId> = words.by_ref().take(count as usize).collect();
+                        (pages.len() == count as usize).then_some(pages)
+                    };
+                    let pages = take(count)?;
+                    let windows = WindowPages::new(first as usize, take(window_count)?);
+                    sequences.push(SequencePages { pages, windows });
                 }
-                StepCommand::Step { tokens, sequences, wanted }
+                let mut state_rows = Vec::new();
+                for _ in 0..row_count {
+                    state_rows.push([words.next()? as usize, words.next()? as usize]);
+                }
+                StepCommand::Step { tokens, sequences, state_rows, wanted }
             }
             _ => return None,
         };
@@ -129,13 +162,24 @@ impl PagedEngine {
         wanted: Wanted,
     ) -> Result<()> {
         let Some(leader) = &self.leader else { return Ok(()) };
-        let sequences = sequences.iter().map(|sequence| sequence.pages.to_vec()).collect();
-        leader.send(StepCommand::Step { tokens: tokens.to_vec(), sequences, wanted }.encode())
+        let pages = |sequence: &StepSequence<'_>| SequencePages {
+            pages: sequence.pages.to_vec(),
+            windows: sequence.window_pages.cloned().unwrap_or_default(),
+        };
+        let sequences = sequences.iter().map(pages).collect();
+        let state_rows = self.state_rows().iter().map(|rows| rows.map(|row| row as usize)).collect();
+        leader.send(StepCommand::Step { tokens: tokens.to_vec(), sequences, state_rows, wanted }.encode())
     }
 
     /// Tells the other ranks to copy a page, if there are any.
     pub(super) fn tell_copy(&self, from: PageId, to: PageId) -> Result<()> {
         let copy = StepCommand::Copy { from, to };
+        self.leader.as_ref().map_or(Ok(()), |leader| leader.send(copy.encode()))
+    }
+
+    /// The same of a page of layers with a window.
+    pub(super) fn tell_copy_window(&self, from: PageId, to: PageId) -> Result<()> {
+        let copy = StepCommand::CopyWindow { from, to };
         self.leader.as_ref().map_or(Ok(()), |leader| leader.send(copy.encode()))
     }
 
@@ -165,13 +209,21 @@ impl PagedEngine {
         let commands = ranks.commands();
         loop {
             match StepCommand::decode(&commands.next()?).ok_or_else(CommandChannel::unreadable)? {
-                StepCommand::Step { tokens, sequences, wanted } => {
-                    let of = |pages| StepSequence { pages, ..StepSequence::NONE };
-                    let sequences: Vec<StepSequence<'_>> =
-                        sequences.iter().map(|pages| of(pages.as_slice())).collect();
-                    self.start(&tokens, &sequences, wanted)?;
+                StepCommand::Step { tokens, sequences, state_rows, wanted } => {
+                    let sequences: Vec<StepSequence<'_>> = sequences
+                        .iter()
+                        .map(|SequencePages { pages, windows }| StepSequence {
+                            pages,
+                            window_pages: Some(windows),
+                            ..StepSequence::NONE
+                        })
+                        .collect();
+                    self.model.file().check_mapped()?;
+                    self.set_pieces(state_rows.iter());
+                    self.start_together(&tokens, &sequences, wanted)?;
                 }
                 StepCommand::Copy { from, to } => self.copy_page(from, to)?,
+                StepCommand::CopyWindow { from, to } => self.copy_window_page(from, to)?,
                 StepCommand::Read { page } => drop(self.read_page(page)?),
                 StepCommand::Write { page } => self.write_page(page, &[])?,
                 StepCommand::End => return Ok(()),
@@ -197,11 +249,22 @@ mod tests {
         let commands = [
             StepCommand::Step {
                 tokens: (0..5).map(token).collect(),
-                sequences: vec![vec![1, 2, 3], Vec::new(), vec![9]],
+                sequences: vec![
+                    SequencePages { pages: vec![1, 2, 3], windows: WindowPages::new(2, vec![7]) },
+                    SequencePages { pages: Vec::new(), windows: WindowPages::default() },
+                    SequencePages { pages: vec![9], windows: WindowPages::new(0, vec![1, 2]) },
+                ],
+                state_rows: vec![[0, 5], [3, 4]],
                 wanted: Wanted::Logits,
             },
-            StepCommand::Step { tokens: Vec::new(), sequences: Vec::new(), wanted: Wanted::Argmax },
+            StepCommand::Step {
+                tokens: Vec::new(),
+                sequences: Vec::new(),
+                state_rows: Vec::new(),
+                wanted: Wanted::Argmax,
+            },
             StepCommand::Copy { from: 3, to: 4 },
+            StepCommand::CopyWindow { from: 5, to: 6 },
             StepCommand::Read { page: 7 },
             StepCommand::Write { page: 8 },
             StepCommand::End,

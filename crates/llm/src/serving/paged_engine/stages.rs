@@ -24,10 +24,30 @@ pub(super) struct StepAnswer {
     hidden: Vec<f32>,
 }
 
+/// A step of a model with recurrent layers that later stages compute, in groups.
+pub(in crate::serving) struct PassedStep {
+    /// Of each group the numbers of its outputs among all of the step.
+    pub(in crate::serving) groups: Vec<Vec<usize>>,
+    /// Whether hidden states are among them.
+    pub(in crate::serving) embeds: bool,
+}
+
 impl PagedEngine {
     /// The most steps in flight that are useful: one for each stage.
     pub(in crate::serving) fn stages(&self) -> usize {
         self.ranks().map_or(1, |ranks| ranks.steps_in_flight())
+    }
+
+    /// Whether other ranks have layers after this one's, or before them.
+    pub(in crate::serving) fn has_stages(&self) -> bool {
+        self.stages() > 1
+    }
+
+    /// Notes that all groups of a step of a model with recurrent layers were passed on.
+    pub(in crate::serving) fn pass_on_step(&mut self, groups: Vec<Vec<usize>>, embeds: bool) {
+        if !self.follows() {
+            self.passed_steps.push_back(PassedStep { groups, embeds });
+        }
     }
 
     /// This rank's part of a step is computed: on the first rank, its results are waited for later.
@@ -45,7 +65,7 @@ impl PagedEngine {
     }
 
     /// Waits for the results of the oldest step that was passed on.
-    pub(super) fn receive_results(&mut self) -> Result<()> {
+    pub(in crate::serving) fn receive_results(&mut self) -> Result<()> {
         self.clear_outputs();
         let answer = match self.answered.pop_front() {
             Some(answer) => answer?,
@@ -103,6 +123,7 @@ impl PagedEngine {
     pub(super) fn drain(&mut self) {
         self.settle();
         self.answered.clear();
+        self.passed_steps.clear();
     }
 }
 

@@ -6,6 +6,7 @@ use super::super::window_pages::WindowPages;
 use super::{PagedEngine, StepSequence, StepToken};
 use crate::Result;
 use crate::engine::{BatchRow, SCRAP_PAGES};
+use crate::hyperparameters::LayerCaches;
 use crate::models::{GraphShape, PageTable};
 
 #[derive(Default)]
@@ -32,6 +33,11 @@ impl PagedEngine {
     pub(in crate::serving) fn set_pieces<'r>(&mut self, rows: impl Iterator<Item = &'r [usize; 2]>) {
         self.inputs.state_rows.clear();
         self.inputs.state_rows.extend(rows.map(|rows| rows.map(|row| row as i32)));
+    }
+
+    /// The rows of recurrent states that the next batch reads and writes.
+    pub(super) fn state_rows(&self) -> &[[i32; 2]] {
+        &self.inputs.state_rows
     }
 
     /// Fills the graph's inputs, and returns the row of each output. Rows without a token see nothing, and write to slots that
@@ -146,8 +152,7 @@ impl PagedEngine {
             pieces,
             ..
         } = &mut self.inputs;
-        let hyper = self.model.hyperparameters();
-        let (full, windows) = (hyper.has_full_attention(), hyper.window().is_some());
+        let LayerCaches { full, windows, recurrent } = self.model.caches();
         let apart = shape.window_cache.is_some();
         for (name, values, has) in [
             ("tokens", tokens, !chained),
@@ -164,7 +169,7 @@ impl PagedEngine {
                 self.session.set(name, values.as_slice())?;
             }
         }
-        if let Some(recurrent) = &hyper.recurrent {
+        if let Some(recurrent) = self.model.part().recurrent.as_ref().filter(|_| recurrent) {
             for (input, (name, _)) in recurrent.piece_inputs(0, 0).enumerate() {
                 pieces.clear();
                 for [from, to] in state_rows.iter().take(shape.sequences) {
