@@ -63,3 +63,49 @@ fn columns_are_even_where_heads_cannot_be() {
         assert!(of["weights"].as_f64().unwrap() <= 1.05 * alone / 2.0, "{of}");
     }
 }
+
+/// Limits of the CPU with so many threads: working sets and rates.
+fn limits(threads: &str, points: &[(f64, f64)]) -> Value {
+    let devices = output(&mut quadriga(["devices", "--json", "-t", threads])).success().out;
+    let devices: Value = serde_json::from_str(&devices).unwrap();
+    let points: Vec<Value> = points
+        .iter()
+        .map(|(working_set, rate)| serde_json::json!({ "working_set": working_set, "rate": rate }))
+        .collect();
+    let cpu = &devices["devices"].as_array().unwrap().iter().find(|device| device["name"] == "cpu").unwrap();
+    serde_json::json!({
+        "backend": "cpu", "device": cpu["description"], "read": 1e9, "cache": 0.0, "int8": 1e15, "bf16": 1e15, "f32": 1e15,
+        "read_curve": points, "launch": 1e-12, "measured": true, "conditions": { "working_set": 0, "cache_bytes": null,
+        "spread": 0.0, "others": 0.0, "stolen": 0.0, "has_outlier": false },
+    })
+}
+
+#[test]
+fn ranks_of_one_machine_share_its_memory_and_its_caches() {
+    let folder = tempfile::tempdir().unwrap();
+    let speedup = |limits: &[Value], link: &str, how: &str| {
+        std::fs::write(folder.path().join("limits.json"), serde_json::to_string(limits).unwrap()).unwrap();
+        // Eight KV heads: two ranks have equal parts.
+        let command =
+            ["plan", "--preset", "8b", "--type", "q4_0", "-c", "64", "-q", "--json", "--ranks", "2"];
+        let options = ["--device", "cpu", "-t", "1", "--link", link, "--parallelism", how, "--cache-dir"];
+        let out = output(quadriga(command).args(options).arg(folder.path())).success().out;
+        let report: Value = serde_json::from_str(&out).unwrap();
+        let speed = |plan: &Value| plan["decode_tokens_per_second"].as_f64().unwrap();
+        speed(&report["chosen"]) / speed(&report["alone"])
+    };
+    let near =
+        |found: f64, wanted: f64| assert!((found / wanted - 1.0).abs() < 0.03, "{found}, not {wanted}");
+    let one = limits("1", &[(1e6, 40e9)]);
+    // What two threads reach together, each rank has half of; on machines of their own they have all.
+    let slow = limits("2", &[(1e6, 50e9)]);
+    near(speedup(&[one.clone(), slow.clone()], "memory", "tensor"), 1.25);
+    near(speedup(&[one.clone(), slow], "10000T,0.0001us", "tensor"), 2.0);
+    near(speedup(&[one.clone()], "memory", "tensor"), 2.0);
+    // Half of the weights, 2.3 GB, fits a cache that all of them do not fit; stages in turn share it.
+    let curve = |rate: f64, scale: f64| [(2.5e9 * scale, 2.0 * rate), (2.6e9 * scale, rate)];
+    let cached = [limits("1", &curve(40e9, 1.0)), limits("2", &curve(80e9, 2.0))];
+    near(speedup(&cached, "memory", "tensor"), 4.0);
+    near(speedup(&cached, "memory", "pipeline"), 1.0);
+    near(speedup(&cached, "10000T,0.0001us", "pipeline"), 2.0);
+}

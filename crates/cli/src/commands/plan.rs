@@ -140,7 +140,8 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
     };
     let prepared = model.place_on(opened, opening, &engine, Some(devices))?;
     if let Some(ranks) = arguments.ranks {
-        let report = RankReport::new(&prepared, model.parallelism, ranks, arguments.link)?;
+        let rates = |ranks: usize| known_limits::rates_of_ranks(model.cache_dir(), &prepared.devices, ranks);
+        let report = RankReport::new(&prepared, model.parallelism, ranks, (arguments.link, &rates))?;
         return match &arguments.json {
             Some(path) if path != Path::new("-") => AtomicFile::write_text(path, &report.json()),
             Some(_) => Ok(writeln!(io::stdout().lock(), "{}", report.json())?),

@@ -2,8 +2,9 @@
 
 use std::io::Write;
 
-use quadriga_llm::placement::GridPlan;
+use quadriga_llm::placement::{GridPlan, Placement};
 use quadriga_llm::{Grid, Link, Parallelism};
+use quadriga_runtime::Rates;
 use quadriga_view::format::{count, plural, seconds};
 use serde::Serialize;
 
@@ -27,14 +28,21 @@ pub(crate) struct RankReport {
 }
 
 impl RankReport {
+    /// `rates` are those of each of so many ranks of one machine that compute at once.
     pub(crate) fn new(
         prepared: &Prepared,
         parallelism: Parallelism,
         ranks: usize,
-        link: Link,
+        (link, rates): (Link, &dyn Fn(usize) -> Vec<(String, Rates)>),
     ) -> Outcome<RankReport> {
         let Prepared { model, devices, options, placement, placed, .. } = prepared;
-        let plan = |grid: Grid| placement.plan_ranks(model, devices, options, placed, (grid, &link));
+        let plan = |grid: Grid| {
+            // The ranks of a stage compute at once.
+            let shared = link.is_memory && grid.tensor > 1;
+            let shared = shared.then(|| Placement { rates: rates(grid.tensor), ..placement.clone() });
+            let placement = shared.as_ref().unwrap_or(placement);
+            placement.plan_ranks(model, devices, options, placed, (grid, &link))
+        };
         let (mut plans, mut refused) = (Vec::new(), Vec::new());
         for grid in parallelism.grids(ranks) {
             match plan(grid) {

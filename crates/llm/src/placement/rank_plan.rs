@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use quadriga_cluster::Planned;
 use quadriga_graph::{Collective, CollectiveKind, Op};
-use quadriga_runtime::{Cost, Plan};
+use quadriga_runtime::{Cost, Plan, Rates};
 use serde::Serialize;
 
 use super::estimate::usual_slots;
@@ -86,7 +86,8 @@ impl Exchanges {
 }
 
 impl Placement {
-    /// Plans every rank of a grid over a link, with the rates of these devices on each machine.
+    /// Plans every rank of a grid over a link, with the rates of these devices for each rank. Where the link is memory, all ranks are
+    /// on one machine: the rates are those that the ranks of a stage reach together, and stages share the caches.
     ///
     /// # Errors
     /// The model cannot be divided so, with the numbers, or not planned.
@@ -98,7 +99,11 @@ impl Placement {
         placed: &PlacedModel,
         (grid, link): (Grid, &Link),
     ) -> Result<GridPlan> {
-        let rates = self.rates_of(devices);
+        let mut rates = self.rates_of(devices);
+        if link.is_memory {
+            let in_turn = |rates: &mut Rates| rates.read_curve = rates.read_curve.in_turn(grid.pipeline);
+            rates.iter_mut().for_each(in_turn);
+        }
         let parallelism = Parallelism { tensor: Some(grid.tensor), pipeline: Some(grid.pipeline) };
         let mut ranks = Vec::new();
         let (mut exchanges, mut batch) = (0, 1);
