@@ -14,6 +14,7 @@ mod run_ahead;
 mod sequences;
 mod stages;
 mod state;
+mod temporary_file;
 mod windows;
 
 use std::time::Instant;
