@@ -109,3 +109,25 @@ fn ranks_of_one_machine_share_its_memory_and_its_caches() {
     near(speedup(&cached, "memory", "pipeline"), 1.0);
     near(speedup(&cached, "10000T,0.0001us", "pipeline"), 2.0);
 }
+
+#[test]
+fn stages_compute_different_requests_at_once() {
+    let report =
+        plan(&["--ranks", "2", "--parallelism", "pipeline", "--parallel", "32", "--link", "100G,2us"]);
+    let speed = |plan: &Value, which: &str| plan[which].as_f64().unwrap();
+    let (chosen, alone) = (&report["chosen"], &report["alone"]);
+    assert_eq!(chosen["requests"], 32);
+    let [one, many] = ["decode_tokens_per_second", "requests_tokens_per_second"]
+        .map(|which| speed(chosen, which) / speed(alone, which));
+    assert!((0.9..1.1).contains(&one), "stages take turns for one request: {one}");
+    assert!((1.6..=2.05).contains(&many), "{many}: {report}");
+    // Sums of 32 tokens after every part of a layer cost more over a slow network than they save; those of one do not.
+    let auto = |parallel: &str| {
+        plan(&["--ranks", "2", "--parallel", parallel, "--link", "2G,10us"])["chosen"]["tensor"].clone()
+    };
+    assert_eq!([auto("1"), auto("64")], [2, 1]);
+    let command =
+        ["plan", "--preset", "8b", "--type", "q4_k", "-c", "4096", "--ranks", "2", "--parallel", "64", "-q"];
+    let out = output(quadriga(command).args(["--link", "2G,10us"])).success().out;
+    assert!(out.contains("64 at once") && out.contains("Stages compute different requests at once"), "{out}");
+}

@@ -15,7 +15,7 @@ use crate::{size, terminal};
 /// All divisions of a model among so many ranks.
 #[derive(Serialize)]
 pub(crate) struct RankReport {
-    /// The division that is expected to answer fastest.
+    /// The division that is expected to answer the requests fastest.
     chosen: GridPlan,
     /// One rank alone, whether or not the model fits there.
     alone: GridPlan,
@@ -32,7 +32,7 @@ impl RankReport {
     pub(crate) fn new(
         prepared: &Prepared,
         parallelism: Parallelism,
-        ranks: usize,
+        (ranks, requests): (usize, usize),
         (link, rates): (Link, &dyn Fn(usize) -> Vec<(String, Rates)>),
     ) -> Outcome<RankReport> {
         let Prepared { model, devices, options, placement, placed, .. } = prepared;
@@ -41,7 +41,7 @@ impl RankReport {
             let shared = link.is_memory && grid.tensor > 1;
             let shared = shared.then(|| Placement { rates: rates(grid.tensor), ..placement.clone() });
             let placement = shared.as_ref().unwrap_or(placement);
-            placement.plan_ranks(model, devices, options, placed, (grid, &link))
+            placement.plan_ranks(model, devices, options, placed, (grid, &link, requests))
         };
         let (mut plans, mut refused) = (Vec::new(), Vec::new());
         for grid in parallelism.grids(ranks) {
@@ -51,7 +51,7 @@ impl RankReport {
             }
         }
         let fastest = (0..plans.len()).max_by(|a, b| {
-            let speed = |index: &usize| plans.get(*index).map_or(0.0, |plan| plan.decode_tokens_per_second);
+            let speed = |index: &usize| plans.get(*index).map_or(0.0, |plan| plan.requests_tokens_per_second);
             // Of equals, the first: the widest.
             speed(a).total_cmp(&speed(b)).then(b.cmp(a))
         });
@@ -111,10 +111,13 @@ impl RankReport {
             },
         )?;
         writeln!(out, "Expected: {}; one rank alone {}.", speeds(&self.chosen), speeds(&self.alone))?;
-        let why = match (self.others.is_empty(), *tensor > 1) {
-            (true, _) => "It is the only division that the model and the options allow",
-            (false, true) => "Ranks that divide each layer read their parts at the same time",
-            (false, false) => "Over this link, to divide each layer would cost more than it saves",
+        let why = match (self.others.is_empty(), *tensor > 1, self.chosen.requests > 1) {
+            (true, ..) => "It is the only division that the model and the options allow",
+            (false, true, _) => "Ranks that divide each layer read their parts at the same time",
+            (false, false, false) => "Over this link, to divide each layer would cost more than it saves",
+            (false, false, true) => {
+                "Stages compute different requests at once, and exchange less than ranks that divide each layer"
+            }
         };
         writeln!(out, "{why}.")?;
         for other in &self.others {
@@ -133,5 +136,9 @@ fn words(plan: &GridPlan) -> String {
 
 fn speeds(plan: &GridPlan) -> String {
     let GridPlan { decode_tokens_per_second: decode, prompt_tokens_per_second: prompt, .. } = plan;
-    format!("answers {decode:.1} tok/s, prompts {prompt:.0} tok/s")
+    let requests = match plan.requests {
+        1 => String::new(),
+        requests => format!(", {requests} at once {:.1} tok/s", plan.requests_tokens_per_second),
+    };
+    format!("answers {decode:.1} tok/s{requests}, prompts {prompt:.0} tok/s")
 }

@@ -310,6 +310,12 @@ pub(super) fn layer_bytes(file: &File, hyper: &Hyperparameters) -> Vec<LayerByte
     bytes
 }
 
+/// The bytes of the output matrix, which may be the embedding.
+pub(super) fn head_bytes(file: &File) -> f64 {
+    let name = file.find_tensor("output.weight").map_or("token_embd.weight", |_| "output.weight");
+    bytes_of(file, name)
+}
+
 /// The layers of each stage of a pipeline, balanced by the bytes of their tensors and the stages' speeds: the first stage has the embedding, too, and the
 /// last one the output matrix.
 pub(super) fn layer_ranges(
@@ -333,11 +339,7 @@ pub(super) fn layer_ranges(
     if count < size {
         return Err(refused(format!("{count} layers for {size} stages")));
     }
-    let embedding = bytes_of(file, "token_embd.weight");
-    let head = match file.find_tensor("output.weight") {
-        Some(_) => bytes_of(file, "output.weight"),
-        None => embedding,
-    };
+    let (embedding, head) = (bytes_of(file, "token_embd.weight"), head_bytes(file));
     // Of the embedding, a token reads a row.
     let ends = (LayerBytes { read: 0.0, held: embedding }, LayerBytes { read: head, held: head });
     Ok(balanced_stages(&layer_bytes(file, hyper), ends, speeds))
