@@ -121,6 +121,10 @@ fn stages_compute_different_requests_at_once() {
         .map(|which| speed(chosen, which) / speed(alone, which));
     assert!((0.9..1.1).contains(&one), "stages take turns for one request: {one}");
     assert!((1.6..=2.05).contains(&many), "{many}: {report}");
+    // Requests at once change nothing for one of them.
+    let single = plan(&["--ranks", "2", "--parallelism", "pipeline", "--link", "100G,2us"]);
+    let speeds = [&report, &single].map(|report| speed(&report["chosen"], "decode_tokens_per_second"));
+    assert!((speeds[0] / speeds[1] - 1.0).abs() < 1e-9, "{speeds:?}");
     // Sums of 32 tokens after every part of a layer cost more over a slow network than they save; those of one do not.
     let auto = |parallel: &str| {
         plan(&["--ranks", "2", "--parallel", parallel, "--link", "2G,10us"])["chosen"]["tensor"].clone()

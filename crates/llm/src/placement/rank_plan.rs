@@ -120,11 +120,12 @@ impl Placement {
             let planned = Arc::new(Planned::new(rank, grid.ranks(), grid.tensor));
             let part = model.clone().with_ranks(planned, parallelism)?;
             let options = options.clone().resolve(&part)?;
+            // Of the pages of all requests, each attends to its own.
+            let own = EngineOptions { sequences: 1, pages: 0, ..options.clone() };
             let estimate = |tokens: usize, outputs: usize, slots: usize| -> Result<(f64, Exchanges)> {
                 // Ranks have no slots for experts.
                 let hits = SlotHits::WithoutLocality;
-                let plan =
-                    Engine::plan_outputs(&part, &placed.scheduler, &options, (tokens, outputs), slots)?;
+                let plan = Engine::plan_outputs(&part, &placed.scheduler, &own, (tokens, outputs), slots)?;
                 let experts = part.hyperparameters().layers.iter().find_map(|layer| layer.experts);
                 let experts = experts.map(|experts| DividedExperts::new(experts, tokens));
                 let estimate = BatchEstimate::of_rank(&plan, tokens, slots, &rates, hits, experts);

@@ -3,7 +3,7 @@
 use quadriga_gguf::{File, Tensor};
 use quadriga_runtime::{DeviceKind, Rates};
 
-use super::division::head_bytes;
+use super::division::head_tensor;
 use super::parallelism::MicroBatches;
 use super::{Grid, Link, RequestLoad};
 use crate::hyperparameters::Hyperparameters;
@@ -21,11 +21,12 @@ pub(super) struct StageWork {
 /// What a token costs, whatever the division.
 #[derive(Debug)]
 pub(super) struct TokenWork {
-    /// Bytes of the output matrix.
+    /// Bytes of the output matrix, and operations for each of them.
     head: f64,
+    head_density: f64,
     /// Bytes of a token's activations.
     activations: f64,
-    /// Operations for each byte of weights.
+    /// Operations for each byte of the layers' weights.
     density: f64,
     link: Link,
     rates: Rates,
@@ -36,11 +37,14 @@ impl TokenWork {
         let add = |(elements, bytes): (f64, f64), tensor: Tensor<'_>| {
             (elements + tensor.element_count() as f64, bytes + tensor.byte_len() as f64)
         };
-        let (elements, bytes) = file.tensors().fold((0.0, 0.0), add);
+        let density = |(elements, bytes): (f64, f64)| 2.0 * elements / f64::max(bytes, 1.0);
+        let layers = file.tensors().filter(|tensor| tensor.name().starts_with("blk."));
+        let head = head_tensor(file);
         TokenWork {
-            head: head_bytes(file),
+            head: head.as_ref().map_or(0.0, |head| head.byte_len() as f64),
+            head_density: density(head.into_iter().fold((0.0, 0.0), add)),
             activations: (hyper.width * size_of::<f32>()) as f64,
-            density: 2.0 * elements / bytes.max(1.0),
+            density: density(layers.fold((0.0, 0.0), add)),
             link,
             rates: Rates::assumed(DeviceKind::Cpu),
         }
@@ -54,9 +58,12 @@ impl TokenWork {
             let times = stages.iter().enumerate().map(|(index, stage)| {
                 let is_last = index + 1 == stages.len();
                 let head = if is_last { self.head / grid.tensor.max(1) as f64 } else { 0.0 };
-                let bytes = (stage.bytes + head) / stage.speed;
                 // Weights are read once for all tokens of a step.
-                let compute = (bytes / self.rates.read).max(tokens * self.density * bytes / self.rates.int8);
+                let seconds = |bytes: f64, density: f64| {
+                    (bytes / self.rates.read).max(tokens * density * bytes / self.rates.int8)
+                };
+                let compute =
+                    (seconds(stage.bytes, self.density) + seconds(head, self.head_density)) / stage.speed;
                 // Two sums a layer, after attention and after the feed-forward network.
                 let sums =
                     2.0 * stage.layers as f64 * self.link.all_reduce(grid.tensor, tokens * self.activations);
@@ -93,6 +100,7 @@ mod tests {
     fn seconds(link: Link, load: RequestLoad) -> Vec<[f64; 2]> {
         let work = TokenWork {
             head: 1e6,
+            head_density: 2.0,
             activations: 16e3,
             density: 3.5,
             link,

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use quadriga_gguf::File;
+use quadriga_gguf::{File, Tensor};
 
 use super::Cut;
 use super::layer_parts::{
@@ -310,10 +310,9 @@ pub(super) fn layer_bytes(file: &File, hyper: &Hyperparameters) -> Vec<LayerByte
     bytes
 }
 
-/// The bytes of the output matrix, which may be the embedding.
-pub(super) fn head_bytes(file: &File) -> f64 {
-    let name = file.find_tensor("output.weight").map_or("token_embd.weight", |_| "output.weight");
-    bytes_of(file, name)
+/// The output matrix, which may be the embedding.
+pub(super) fn head_tensor(file: &File) -> Option<Tensor<'_>> {
+    file.find_tensor("output.weight").or_else(|| file.find_tensor("token_embd.weight"))
 }
 
 /// The layers of each stage of a pipeline, balanced by the bytes of their tensors and the stages' speeds: the first stage has the embedding, too, and the
@@ -339,7 +338,8 @@ pub(super) fn layer_ranges(
     if count < size {
         return Err(refused(format!("{count} layers for {size} stages")));
     }
-    let (embedding, head) = (bytes_of(file, "token_embd.weight"), head_bytes(file));
+    let embedding = bytes_of(file, "token_embd.weight");
+    let head = head_tensor(file).map_or(0.0, |head| head.byte_len() as f64);
     // Of the embedding, a token reads a row.
     let ends = (LayerBytes { read: 0.0, held: embedding }, LayerBytes { read: head, held: head });
     Ok(balanced_stages(&layer_bytes(file, hyper), ends, speeds))
