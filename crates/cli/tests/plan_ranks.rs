@@ -101,7 +101,7 @@ fn ranks_of_one_machine_share_its_memory_and_its_caches() {
     let slow = limits("2", &[(1e6, 50e9)]);
     near(speedup(&[one.clone(), slow.clone()], "memory", "tensor"), 1.25);
     near(speedup(&[one.clone(), slow], "10000T,0.0001us", "tensor"), 2.0);
-    near(speedup(&[one.clone()], "memory", "tensor"), 2.0);
+    near(speedup(std::slice::from_ref(&one), "memory", "tensor"), 2.0);
     // Half of the weights, 2.3 GB, fits a cache that all of them do not fit; stages in turn share it.
     let curve = |rate: f64, scale: f64| [(2.5e9 * scale, 2.0 * rate), (2.6e9 * scale, rate)];
     let cached = [limits("1", &curve(40e9, 1.0)), limits("2", &curve(80e9, 2.0))];

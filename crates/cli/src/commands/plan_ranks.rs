@@ -12,6 +12,9 @@ use crate::failure::{Failure, Outcome};
 use crate::model_options::Prepared;
 use crate::{size, terminal};
 
+/// The rates of the backends of each of so many ranks of one machine that compute at once.
+pub(crate) type RatesOfRanks<'a> = dyn Fn(usize) -> Vec<(String, Rates)> + 'a;
+
 /// All divisions of a model among so many ranks.
 #[derive(Serialize)]
 pub(crate) struct RankReport {
@@ -28,12 +31,11 @@ pub(crate) struct RankReport {
 }
 
 impl RankReport {
-    /// `rates` are those of each of so many ranks of one machine that compute at once.
     pub(crate) fn new(
         prepared: &Prepared,
         parallelism: Parallelism,
         (ranks, requests): (usize, usize),
-        (link, rates): (Link, &dyn Fn(usize) -> Vec<(String, Rates)>),
+        (link, rates): (Link, &RatesOfRanks<'_>),
     ) -> Outcome<RankReport> {
         let Prepared { model, devices, options, placement, placed, .. } = prepared;
         let plan = |grid: Grid| {

@@ -8,12 +8,17 @@ use super::parallelism::MicroBatches;
 use super::{Grid, Link, RequestLoad};
 use crate::hyperparameters::Hyperparameters;
 
+/// Slots of the KV cache that a request is taken to use.
+const SLOTS: f64 = 512.0;
+
 /// What a stage does for a token.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StageWork {
     pub(super) layers: usize,
     /// Bytes that a rank of the stage's mean speed reads in the time of its layers.
     pub(super) bytes: f64,
+    /// Bytes of each slot of the KV cache that it reads in the time of its attention.
+    pub(super) slot: f64,
     /// The mean speed of its ranks, of that of all ranks.
     pub(super) speed: f64,
 }
@@ -62,8 +67,10 @@ impl TokenWork {
                 let seconds = |bytes: f64, density: f64| {
                     (bytes / self.rates.read).max(tokens * density * bytes / self.rates.int8)
                 };
-                let compute =
-                    (seconds(stage.bytes, self.density) + seconds(head, self.head_density)) / stage.speed;
+                let weights = seconds(stage.bytes, self.density) + seconds(head, self.head_density);
+                // Each request reads keys and values of its own.
+                let cache = tokens * SLOTS * stage.slot / self.rates.read;
+                let compute = (weights + cache) / stage.speed;
                 // Two sums a layer, after attention and after the feed-forward network.
                 let sums =
                     2.0 * stage.layers as f64 * self.link.all_reduce(grid.tensor, tokens * self.activations);
@@ -107,7 +114,7 @@ mod tests {
             rates: Rates::assumed(DeviceKind::Cpu),
         };
         let stages = |grid: Grid| {
-            let stage = StageWork { layers: 32 / grid.pipeline, bytes: 2e9, speed: 1.0 };
+            let stage = StageWork { layers: 32 / grid.pipeline, bytes: 2e9, slot: 0.0, speed: 1.0 };
             vec![stage; grid.pipeline]
         };
         GRIDS.iter().map(|grid| work.seconds(*grid, &stages(*grid), load)).collect()
@@ -137,6 +144,21 @@ mod tests {
         // 64 tokens are bound by arithmetic: 2 stages with half of it each.
         let [_, alone] = seconds(fast, RequestLoad::up_to(64))[0];
         assert!((many / alone - 1.0).abs() < 1e-3, "{many} {alone}");
+    }
+
+    #[test]
+    fn attention_that_cannot_be_divided_evenly_counts_for_every_request() {
+        let one = |slot: f64| {
+            let fast = Link { bytes_per_second: 1e18, latency: 0.0, is_memory: true };
+            let rates = Rates::assumed(DeviceKind::Cpu);
+            let work =
+                TokenWork { head: 0.0, head_density: 0.0, activations: 0.0, density: 0.0, link: fast, rates };
+            let stage = StageWork { layers: 1, bytes: 20e9, slot, speed: 1.0 };
+            work.seconds(GRIDS[0], &[stage], RequestLoad::up_to(10))
+        };
+        // A second for the weights, which all requests share, and one for the cache of each.
+        assert_eq!(one(0.0), [1.0, 0.1]);
+        assert_eq!(one(20e9 / SLOTS), [2.0, 1.1]);
     }
 
     #[test]

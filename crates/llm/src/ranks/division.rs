@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use quadriga_gguf::{File, Tensor};
+use quadriga_graph::DType;
 
 use super::Cut;
 use super::layer_parts::{
@@ -56,6 +57,8 @@ struct LayerDivision {
     attention: HeadGroups,
     /// The groups of heads that the rank has.
     groups: Range<usize>,
+    /// The share of the heads that the slowest rank has, as of a rank of mean speed.
+    slowest_share: f64,
     /// Columns of the dense feed-forward network, or of the expert that all tokens use.
     feed_forward: Range<usize>,
     /// Those of the other experts that the rank has.
@@ -84,6 +87,7 @@ impl TensorDivision {
             shape: shape.clone(),
             attention: HeadGroups::of(hyper, shape),
             groups: part(&ranges.groups),
+            slowest_share: slowest_share(&ranges.groups, speeds),
             feed_forward: part(&ranges.columns),
             experts: part(&ranges.experts),
         };
@@ -115,6 +119,16 @@ impl TensorDivision {
 
     pub(super) fn heaviest(&self) -> f64 {
         self.heaviest
+    }
+
+    /// Bytes of each slot of the KV cache that a rank of mean speed reads in the time of the attention of a stage's layers.
+    pub(super) fn heaviest_slot(&self, stage: &Range<usize>) -> f64 {
+        let of = |layer: &LayerDivision| {
+            // A latent cache is whole on every rank.
+            let share = if layer.attention.cached { layer.slowest_share } else { 1.0 };
+            share * slot_bytes(&layer.shape)
+        };
+        self.layers.get(stage.clone()).unwrap_or_default().iter().map(of).sum()
     }
 
     pub(super) fn vocabulary(&self) -> Range<usize> {
@@ -290,6 +304,18 @@ fn check(file: &File, hyper: &Hyperparameters) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The share of all heads that the rank with most of them for its speed has, as of a rank of mean speed.
+fn slowest_share(groups: &[Range<usize>], speeds: &[f64]) -> f64 {
+    let own: Vec<f64> = groups.iter().map(|groups| groups.len() as f64).collect();
+    slowest(&own, speeds) / own.iter().sum::<f64>().max(1.0)
+}
+
+/// Bytes of a slot of a layer's KV cache, as F16.
+pub(super) fn slot_bytes(layer: &LayerShape) -> f64 {
+    let elements = if layer.attention { layer.key_width() + layer.value_width() } else { 0 };
+    (elements * DType::F16.block_bytes()) as f64
 }
 
 /// The bytes of each layer.

@@ -25,7 +25,7 @@ use quadriga_runtime::{DeviceKind, RankGroup, Scheduler};
 
 pub(crate) use self::commands::CommandChannel;
 use self::comparison::{StageWork, TokenWork, least_regret};
-use self::division::{TensorDivision, layer_bytes, layer_ranges};
+use self::division::{TensorDivision, layer_bytes, layer_ranges, slot_bytes};
 use self::experts::local_experts;
 pub use self::link::Link;
 pub(crate) use self::parallelism::MicroBatches;
@@ -359,11 +359,16 @@ fn division_of(
     let (own_stage, place) = grid.place(rank);
     let (mut own, mut all) = (None, Vec::new());
     for (stage, (range, ranks)) in stages.iter().zip(&ranks).enumerate() {
-        let bytes = match grid.tensor {
-            1 => layers.get(range.clone()).unwrap_or_default().iter().map(|layer| layer.read).sum(),
+        let shapes = hyper.layers.get(range.clone()).unwrap_or_default();
+        let (bytes, slot) = match grid.tensor {
+            1 => {
+                let bytes =
+                    layers.get(range.clone()).unwrap_or_default().iter().map(|layer| layer.read).sum();
+                (bytes, shapes.iter().map(slot_bytes).sum())
+            }
             _ => {
                 let division = TensorDivision::new(file, hyper, range, place, ranks)?;
-                let heaviest = division.heaviest();
+                let heaviest = (division.heaviest(), division.heaviest_slot(range));
                 if stage == own_stage {
                     own = Some(division);
                 }
@@ -371,7 +376,7 @@ fn division_of(
             }
         };
         let speed = ranks.iter().sum::<f64>() / ranks.len().max(1) as f64 / mean;
-        all.push(StageWork { layers: range.len(), bytes, speed });
+        all.push(StageWork { layers: range.len(), bytes, slot, speed });
     }
     Ok(((grid, stages, own), all))
 }
