@@ -29,6 +29,24 @@ pub(crate) fn rates(folder: Option<&Path>, devices: &Devices) -> Vec<(String, Ra
     measured.map(|limits| (limits.backend.clone(), limits.to_rates())).collect()
 }
 
+/// The rates of one of several ranks of this machine that compute at once, each with as many threads as the CPU backend of `devices`:
+/// their part of what all of these threads reach together, if that was measured, else what one rank alone reaches.
+pub(crate) fn rates_of_ranks(folder: Option<&Path>, devices: &Devices, ranks: usize) -> Vec<(String, Rates)> {
+    let mut rates = rates(folder, devices);
+    let cpu = devices.cpu();
+    let together = CpuOptions { threads: Some(cpu.threads() * ranks), ..CpuOptions::default() }.open(false);
+    let Some(all) = together.ok().map(|cpu| Limits::of(&*cpu, &load(folder))).filter(|all| all.measured)
+    else {
+        return rates;
+    };
+    let own = rates.iter().position(|(name, _)| *name == all.backend).map(|index| rates.swap_remove(index).1);
+    let shared = all.share_of(ranks).to_rates();
+    // A barrier is one of the rank's own threads.
+    let launch = own.map_or(shared.launch, |own| own.launch);
+    rates.push((all.backend, Rates { launch, ..shared }));
+    rates
+}
+
 /// The bytes per second that were measured on the CPU with so many threads.
 pub(crate) fn cpu_read_rate(folder: Option<&Path>, cpu: CpuOptions) -> Option<f64> {
     let backend = cpu.open(false).ok()?;

@@ -13,7 +13,7 @@ use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, NumaMode, PlacedMo
 use quadriga_llm::serving::{Batcher, BatcherOptions};
 use quadriga_llm::{
     DeviceRank, Embedder, EmbedderOptions, Engine, EngineOptions, Generator, GeneratorOptions, Model,
-    NeuronCounts, Parallelism,
+    NeuronCounts, Parallelism, RequestLoad,
 };
 use quadriga_models::hub::DEFAULT;
 use quadriga_runtime::{Backend, BackendBytes, Plan, Progress};
@@ -258,6 +258,11 @@ impl ModelOptions {
         let hf_repo = self.hf_repo.clone().filter(|_| file.is_none());
         let model = file.map(std::path::Path::to_owned).or(self.model.clone());
         ModelOptions { model, hf_repo, ..self.clone() }
+    }
+
+    /// The same options for so many requests at once, by which ranks choose how they divide the model.
+    pub(crate) fn with_load(&self, load: RequestLoad) -> ModelOptions {
+        ModelOptions { parallelism: Parallelism { load, ..self.parallelism }, ..self.clone() }
     }
 
     /// The same options with a model of the hub that was given without `-hf`.

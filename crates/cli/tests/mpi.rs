@@ -335,6 +335,27 @@ fn a_batch_on_ranks_writes_what_one_process_writes() {
 }
 
 #[test]
+fn requests_that_arrive_at_random_are_measured_on_ranks() {
+    let fixture = Fixture::new(&["--type", "f32", "--layers", "4", "--no-vocab"]);
+    let model = fixture.model.to_str().unwrap();
+    for family in families() {
+        for (ranks, how) in [(2, "pipeline"), (2, "tensor"), (4, "tensor=2")] {
+            let flags =
+                ["bench", "--arrivals", "1000", "--requests", "9", "-p", "70", "--shared", "64", "-n", "5"];
+            let more = ["--beside", "1", "--parallel", "4", "--json", "-m", model, "--parallelism", how];
+            let output = mpirun(&family, ranks, flags.into_iter().chain(more)).output().unwrap();
+            let output = CommandOutput::from(output).success();
+            let json: serde_json::Value = serde_json::from_str(&output.out).unwrap();
+            assert_eq!((json["requests"].as_u64(), json["beside"].as_u64()), (Some(9), Some(1)), "{json}");
+            for times in ["first_token_ms", "between_tokens_ms", "beside_ms"] {
+                assert!(json[times]["p50"].as_f64().unwrap() > 0.0, "{ranks} ranks, {how}: {json}");
+            }
+            assert!(json["cached_tokens"].as_u64().unwrap() >= 64, "{ranks} ranks, {how}: {json}");
+        }
+    }
+}
+
+#[test]
 fn a_rank_that_hangs_ends_the_command_with_an_error_that_names_it() {
     for family in families() {
         let arguments =

@@ -77,3 +77,75 @@ fn columns_are_even_where_heads_cannot_be() {
         assert!(of["weights"].as_f64().unwrap() <= 1.05 * alone / 2.0, "{of}");
     }
 }
+
+/// Limits of the CPU with so many threads: working sets and rates.
+fn limits(threads: &str, points: &[(f64, f64)]) -> Value {
+    let devices = output(&mut quadriga(["devices", "--json", "-t", threads])).success().out;
+    let devices: Value = serde_json::from_str(&devices).unwrap();
+    let points: Vec<Value> = points
+        .iter()
+        .map(|(working_set, rate)| serde_json::json!({ "working_set": working_set, "rate": rate }))
+        .collect();
+    let cpu = &devices["devices"].as_array().unwrap().iter().find(|device| device["name"] == "cpu").unwrap();
+    serde_json::json!({
+        "backend": "cpu", "device": cpu["description"], "read": 1e9, "cache": 0.0, "int8": 1e15, "bf16": 1e15, "f32": 1e15,
+        "read_curve": points, "launch": 1e-12, "measured": true, "conditions": { "working_set": 0, "cache_bytes": null,
+        "spread": 0.0, "others": 0.0, "stolen": 0.0, "has_outlier": false },
+    })
+}
+
+#[test]
+fn ranks_of_one_machine_share_its_memory_and_its_caches() {
+    let folder = tempfile::tempdir().unwrap();
+    let speedup = |limits: &[Value], link: &str, how: &str| {
+        std::fs::write(folder.path().join("limits.json"), serde_json::to_string(limits).unwrap()).unwrap();
+        // Eight KV heads: two ranks have equal parts.
+        let command =
+            ["plan", "--preset", "8b", "--type", "q4_0", "-c", "64", "-q", "--json", "--ranks", "2"];
+        let options = ["--device", "cpu", "-t", "1", "--link", link, "--parallelism", how, "--cache-dir"];
+        let out = output(quadriga(command).args(options).arg(folder.path())).success().out;
+        let report: Value = serde_json::from_str(&out).unwrap();
+        let speed = |plan: &Value| plan["decode_tokens_per_second"].as_f64().unwrap();
+        speed(&report["chosen"]) / speed(&report["alone"])
+    };
+    let near =
+        |found: f64, wanted: f64| assert!((found / wanted - 1.0).abs() < 0.03, "{found}, not {wanted}");
+    let one = limits("1", &[(1e6, 40e9)]);
+    // What two threads reach together, each rank has half of; on machines of their own they have all.
+    let slow = limits("2", &[(1e6, 50e9)]);
+    near(speedup(&[one.clone(), slow.clone()], "memory", "tensor"), 1.25);
+    near(speedup(&[one.clone(), slow], "10000T,0.0001us", "tensor"), 2.0);
+    near(speedup(std::slice::from_ref(&one), "memory", "tensor"), 2.0);
+    // Half of the weights, 2.3 GB, fits a cache that all of them do not fit; stages in turn share it.
+    let curve = |rate: f64, scale: f64| [(2.5e9 * scale, 2.0 * rate), (2.6e9 * scale, rate)];
+    let cached = [limits("1", &curve(40e9, 1.0)), limits("2", &curve(80e9, 2.0))];
+    near(speedup(&cached, "memory", "tensor"), 4.0);
+    near(speedup(&cached, "memory", "pipeline"), 1.0);
+    near(speedup(&cached, "10000T,0.0001us", "pipeline"), 2.0);
+}
+
+#[test]
+fn stages_compute_different_requests_at_once() {
+    let report =
+        plan(&["--ranks", "2", "--parallelism", "pipeline", "--parallel", "32", "--link", "100G,2us"]);
+    let speed = |plan: &Value, which: &str| plan[which].as_f64().unwrap();
+    let (chosen, alone) = (&report["chosen"], &report["alone"]);
+    assert_eq!(chosen["requests"], 32);
+    let [one, many] = ["decode_tokens_per_second", "requests_tokens_per_second"]
+        .map(|which| speed(chosen, which) / speed(alone, which));
+    assert!((0.9..1.1).contains(&one), "stages take turns for one request: {one}");
+    assert!((1.6..=2.05).contains(&many), "{many}: {report}");
+    // Requests at once change nothing for one of them.
+    let single = plan(&["--ranks", "2", "--parallelism", "pipeline", "--link", "100G,2us"]);
+    let speeds = [&report, &single].map(|report| speed(&report["chosen"], "decode_tokens_per_second"));
+    assert!((speeds[0] / speeds[1] - 1.0).abs() < 1e-9, "{speeds:?}");
+    // Sums of 32 tokens after every part of a layer cost more over a slow network than they save; those of one do not.
+    let auto = |parallel: &str| {
+        plan(&["--ranks", "2", "--parallel", parallel, "--link", "2G,10us"])["chosen"]["tensor"].clone()
+    };
+    assert_eq!([auto("1"), auto("64")], [2, 1]);
+    let command =
+        ["plan", "--preset", "8b", "--type", "q4_k", "-c", "4096", "--ranks", "2", "--parallel", "64", "-q"];
+    let out = output(quadriga(command).args(["--link", "2G,10us"])).success().out;
+    assert!(out.contains("64 at once") && out.contains("Stages compute different requests at once"), "{out}");
+}

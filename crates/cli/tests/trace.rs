@@ -188,6 +188,9 @@ fn limits_are_measured_once_and_stored() {
     for limit in ["read", "cache", "int8", "bf16", "f32"] {
         assert!(limits[limit].as_f64().unwrap() > 1e6, "{limits}");
     }
+    let curve = limits["read_curve"].as_array().unwrap();
+    assert!(curve.len() > 1 && curve.iter().all(|point| point["rate"].as_f64().unwrap() > 1e6), "{limits}");
+    assert!((0.0..1e-2).contains(&limits["launch"].as_f64().unwrap()), "{limits}");
     let kept = output(quadriga(["devices", "--cache-dir"]).arg(folder.path())).success().out;
     assert!(
         kept.contains("8-bit weights") && kept.contains(", cache ") && kept.contains("(spread "),

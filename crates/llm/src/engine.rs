@@ -14,6 +14,7 @@ mod run_ahead;
 mod sequences;
 mod stages;
 mod state;
+mod temporary_file;
 mod windows;
 
 use std::time::Instant;
@@ -284,8 +285,19 @@ impl Engine {
         tokens: usize,
         visible_slots: usize,
     ) -> Result<Plan> {
+        Engine::plan_outputs(model, scheduler, options, (tokens, 1), visible_slots)
+    }
+
+    /// As [`Engine::plan_batch`], with logits of so many of the tokens.
+    pub(crate) fn plan_outputs(
+        model: &Model,
+        scheduler: &Scheduler,
+        options: &EngineOptions,
+        (tokens, outputs): (usize, usize),
+        visible_slots: usize,
+    ) -> Result<Plan> {
         let options = options.clone().on(scheduler);
-        Ok(scheduler.plan(model.graph(options.shape(model, tokens, 1, visible_slots))?)?)
+        Ok(scheduler.plan(model.graph(options.shape(model, tokens, outputs, visible_slots))?)?)
     }
 
     /// The model.

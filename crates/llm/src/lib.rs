@@ -87,5 +87,5 @@ pub use hyperparameters::{
 pub use model::Model;
 pub use neurons::NeuronCounts;
 pub use placement::{GpuLayers, Placement};
-pub use ranks::{Grid, Link, Parallelism, RankShare};
+pub use ranks::{Grid, Link, Parallelism, RankShare, RequestLoad};
 pub use state_error::StateError;

@@ -9,7 +9,7 @@ use crate::common::{Recipe, distance, engine, logits_of};
 use quadriga_graph::{DType, NodeId};
 use quadriga_llm::placement::{ClassResidence, Devices, ExpertCache, TensorClass, expert_bytes, residence};
 use quadriga_llm::{Batch, Engine, EngineOptions, GpuLayers, Placement};
-use quadriga_runtime::{Backend, Detail, Rates, WeightStreaming};
+use quadriga_runtime::{Backend, Detail, Rates, ReadCurve, WeightStreaming};
 use quadriga_sim::{FaultPoint, Sim};
 
 fn options(expert_slots: usize) -> EngineOptions {
@@ -20,6 +20,7 @@ fn options(expert_slots: usize) -> EngineOptions {
 fn rates(rendezvous: f64) -> Vec<(String, Rates)> {
     let of = |read: f64| Rates {
         read,
+        read_curve: ReadCurve::UNKNOWN,
         int8: 1e4 * read,
         bf16: 1e4 * read,
         f32: 1e4 * read,

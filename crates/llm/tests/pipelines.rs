@@ -24,7 +24,7 @@ fn on_ranks<T: Send>(
     wrapped: impl FnOnce(InProcess) -> Arc<dyn Communicator>,
     run: impl FnOnce(Batcher) -> T + Send,
 ) -> T {
-    let parallelism = Parallelism { tensor: Some(tensor), pipeline: Some(pipeline) };
+    let parallelism = Parallelism { tensor: Some(tensor), pipeline: Some(pipeline), ..Parallelism::AUTO };
     let of = |rank: Arc<dyn Communicator>| {
         batcher(&model.clone().with_ranks(rank, parallelism).unwrap(), cpu(1), options.clone())
     };

@@ -12,7 +12,7 @@ use quadriga_llm::placement::{
     Devices, ExpertCache, ModelPart, PlacedModel, TensorClass, TensorOverride, residence,
 };
 use quadriga_llm::{Engine, EngineOptions, GpuLayers, Model, Placement};
-use quadriga_runtime::{Backend, Rates};
+use quadriga_runtime::{Backend, Rates, ReadCurve};
 use quadriga_sim::Sim;
 
 fn options() -> EngineOptions {
@@ -31,6 +31,7 @@ fn devices(count: usize) -> Devices {
 fn rates() -> Vec<(String, Rates)> {
     let of = |read: f64| Rates {
         read,
+        read_curve: ReadCurve::UNKNOWN,
         int8: 1e4 * read,
         bf16: 1e4 * read,
         f32: 1e4 * read,

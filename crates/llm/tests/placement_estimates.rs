@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use quadriga_graph::{DType, Graph, GraphBuilder, Shape, Value, Weight};
 use quadriga_llm::placement::{BatchEstimate, SlotHits};
-use quadriga_runtime::{Backend, Cost, Plan, Rates, Scheduler, WeightStreaming};
+use quadriga_runtime::{Backend, Cost, Plan, Rates, ReadCurve, ReadPoint, Scheduler, WeightStreaming};
 use quadriga_sim::Sim;
 
 /// Rates of a device and of the host. Only the device's link and rendezvous count.
 const DEVICE: Rates = Rates {
     read: 1e6,
+    read_curve: ReadCurve::UNKNOWN,
     int8: 1e30,
     bf16: 1e30,
     f32: 1e30,
@@ -104,6 +105,33 @@ fn streamed_weights_count_as_far_as_they_take_longer_than_the_device_computes() 
         0.0,
         "hidden behind the compute"
     );
+}
+
+#[test]
+fn weights_are_read_at_the_rate_of_as_many_bytes() {
+    let point = |working_set, rate| ReadPoint { working_set, rate };
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [1, 64]);
+    let y = weight(&g, "w0.host", [64, 64]).mul_mat(x);
+    g.output("y", weight(&g, "w1.host", [32, 64]).mul_mat(y));
+    let graph = g.finish().unwrap();
+    let both = (cost(&graph, "w0.host").traffic + cost(&graph, "w1.host").traffic) as f64;
+    // Caches hold one of both, and not both: they are read in turn.
+    let read_curve = ReadCurve::new(&[point(both - 1.0, 4e5), point(both, 2e5)]);
+    let rates = [DEVICE, Rates { read_curve, ..HOST }];
+    let estimate = BatchEstimate::of(&plan(&graph, None), 1, 1, &rates, WITHOUT);
+    assert_near(estimate.compute[1], both / 2e5, "both");
+
+    let g = GraphBuilder::new();
+    let (x, ids) = (g.input("x", DType::F32, [1, 1, 64]), g.input("ids", DType::I32, [1, 2]));
+    g.output("y", weight(&g, "w.host", [8, 32, 64]).mul_mat_id(x, ids));
+    let graph = g.finish().unwrap();
+    let (used, all) = (cost(&graph, "w.host").traffic as f64, f64::from(8 * 32 * 64 * 4));
+    assert!(used < all / 2.0);
+    let read_curve = ReadCurve::new(&[point(all - 1.0, 4e5), point(all, 2e5)]);
+    let rates = [DEVICE, Rates { read_curve, ..HOST }];
+    let estimate = BatchEstimate::of(&plan(&graph, None), 1, 1, &rates, WITHOUT);
+    assert_near(estimate.compute[1], used / 2e5, "the next token uses other experts");
 }
 
 #[test]

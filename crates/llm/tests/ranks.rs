@@ -94,7 +94,8 @@ fn stages_of_several_ranks_compute_what_one_does() {
         let wanted = conversation(&mut engine(model.clone(), f32_options()), &tokens);
         let run = |engine: &mut Engine| conversation(engine, &tokens);
         for (tensor, pipeline) in [(2, 2), (recipe.kv_heads, 3)] {
-            let parallelism = Parallelism { tensor: Some(tensor), pipeline: Some(pipeline) };
+            let parallelism =
+                Parallelism { tensor: Some(tensor), pipeline: Some(pipeline), ..Parallelism::AUTO };
             let found = on_ranks(&model, tensor * pipeline, parallelism, &f32_options(), run);
             let off = distance(&found, &wanted);
             assert!(off < SAME, "{} on {parallelism}: off by {off:.2e}", recipe.architecture);
@@ -139,7 +140,8 @@ fn many_requests_are_answered_by_several_ranks_as_by_one() {
         let specs = specs(&mut Rng::new(seed), 14, model.hyperparameters().vocabulary);
         let wanted = alone(&model, &specs, DType::F32);
         for (tensor, pipeline) in [(2, 1), (1, 3), (2, 2)] {
-            let parallelism = Parallelism { tensor: Some(tensor), pipeline: Some(pipeline) };
+            let parallelism =
+                Parallelism { tensor: Some(tensor), pipeline: Some(pipeline), ..Parallelism::AUTO };
             // Few pages, so that sequences are put back, and prefixes are copied.
             let options = options(5, 10);
             let divided = |rank: InProcess| model.clone().with_ranks(Arc::new(rank), parallelism).unwrap();

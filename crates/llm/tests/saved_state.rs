@@ -219,6 +219,9 @@ fn a_file_appears_when_it_is_complete_and_names_itself_in_errors() {
     engine.save_state_file(0, &path).unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), saved(&mut engine, 0));
     engine.feed(&[1]).unwrap();
+    // A process that was killed has left one.
+    let left = std::fs::File::create(folder.path().join(".quadriga-Xy12zQ.tmp")).unwrap();
+    left.set_modified(std::time::SystemTime::now() - std::time::Duration::from_secs(60)).unwrap();
     engine.save_state_file(0, &path).unwrap();
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
     engine.truncate(0, 0);

@@ -13,7 +13,7 @@ use quadriga_llm::placement::{Devices, ExpertCache, expert_bytes};
 use quadriga_llm::sampling::SamplingOptions;
 use quadriga_llm::serving::{Batcher, BatcherOptions};
 use quadriga_llm::{EngineOptions, GpuLayers, Model, Placement};
-use quadriga_runtime::{Backend, Rates};
+use quadriga_runtime::{Backend, Rates, ReadCurve};
 use quadriga_sim::{FaultPoint, Sim};
 
 fn mixture(layout: Layout) -> Recipe {
@@ -150,6 +150,7 @@ fn automatic_placement_has_slots_for_many_requests() {
     let wanted = alone(&model, &specs, DType::F32);
     let of = |read: f64| Rates {
         read,
+        read_curve: ReadCurve::UNKNOWN,
         int8: 1e4 * read,
         bf16: 1e4 * read,
         f32: 1e4 * read,

@@ -47,6 +47,7 @@ mod host_memory;
 pub mod memory;
 mod ranks;
 mod rates;
+mod read_curve;
 mod runtime_error;
 mod schedule;
 mod schedule_error;
@@ -70,6 +71,7 @@ pub use half::{bf16, f16};
 pub use host_memory::HostMemory;
 pub use ranks::{ExchangeCall, RankGroup, RankGroups};
 pub use rates::Rates;
+pub use read_curve::{ReadCurve, ReadPoint};
 pub use runtime_error::{OverBudget, RuntimeError};
 pub use schedule::{
     BackendBytes, BackendLine, Copy, CopyLine, CopySelection, Decision, Explanation, IntoBackend,

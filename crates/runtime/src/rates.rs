@@ -3,13 +3,15 @@
 use quadriga_graph::DType;
 use serde::Serialize;
 
-use crate::{Cost, DeviceKind};
+use crate::{Cost, DeviceKind, ReadCurve};
 
 /// Peak rates of a device, and of its connection to the host.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Rates {
     /// Memory read bandwidth in bytes per second.
     pub read: f64,
+    /// Bytes per second that the device's own kernels read, by how much each run reads; [`Rates::for_working_set`].
+    pub read_curve: ReadCurve,
     /// Operations per second of a matmul with weights of 8 bits and less.
     pub int8: f64,
     /// Operations per second of a matmul with 16-bit weights.
@@ -22,7 +24,7 @@ pub struct Rates {
     pub rendezvous: f64,
     /// Seconds that a matmul or attention takes beside traffic and arithmetic: a launch and its dependencies, or a barrier.
     pub launch: f64,
-    /// Whether memory and matmul rates were measured on this device; else they are assumed for its kind. Rendezvous and launch are
+    /// Whether memory and matmul rates were measured on this device; else they are assumed for its kind. The rendezvous is
     /// always assumed.
     pub measured: bool,
 }
@@ -38,7 +40,22 @@ impl Rates {
         // As on a server's GPU and CPU of 2024, where a layer's experts on the CPU cost 36 µs a crossing, and a kernel of decode
         // 2 to 3 µs more than its bytes.
         let launch = if kind == DeviceKind::Gpu { 2.5e-6 } else { 2e-6 };
-        Rates { read, int8, bf16, f32, link: 20e9, rendezvous: 30e-6, launch, measured: false }
+        Rates {
+            read,
+            read_curve: ReadCurve::UNKNOWN,
+            int8,
+            bf16,
+            f32,
+            link: 20e9,
+            rendezvous: 30e-6,
+            launch,
+            measured: false,
+        }
+    }
+
+    /// The rates of work that reads so many bytes again and again: `read` is that of the curve, where it is known.
+    pub fn for_working_set(&self, bytes: f64) -> Rates {
+        Rates { read: self.read_curve.rate(bytes).unwrap_or(self.read), ..*self }
     }
 
     /// Operations per second of a matmul with weights of a type.

@@ -6,7 +6,9 @@ use quadriga_graph::{
     Pairing, Pooling, Rope, SelectExperts, Value, Weight, Window,
 };
 use quadriga_runtime::memory::Lifetime;
-use quadriga_runtime::{BackendError, Cost, DeviceKind, OverBudget, Rates, RuntimeError};
+use quadriga_runtime::{
+    BackendError, Cost, DeviceKind, OverBudget, Rates, ReadCurve, ReadPoint, RuntimeError,
+};
 
 /// The cost of the last node of a graph.
 fn cost(build: impl for<'g> FnOnce(&'g GraphBuilder) -> Value<'g>) -> (u64, u64) {
@@ -217,6 +219,7 @@ fn errors_say_what_is_free_and_what_would_fit() {
 fn time_is_that_of_memory_or_of_arithmetic_in_the_weights_type() {
     let rates = Rates {
         read: 10.0,
+        read_curve: ReadCurve::UNKNOWN,
         int8: 8.0,
         bf16: 4.0,
         f32: 2.0,
@@ -239,6 +242,12 @@ fn time_is_that_of_memory_or_of_arithmetic_in_the_weights_type() {
         Rates { f32: 0.0, ..rates }.seconds(Cost { operations: 3, traffic: 0, sent: 0 }, DType::F32),
         3.0
     );
+    // What caches keep is read faster; without a curve, everything is read as memory.
+    assert_eq!(rates.for_working_set(1.0), rates);
+    let point = |working_set, rate| ReadPoint { working_set, rate };
+    let read_curve = ReadCurve::new(&[point(100.0, 50.0), point(1000.0, 8.0)]);
+    let cached = Rates { read_curve, ..rates };
+    assert_eq!([10.0, 1e4].map(|bytes| cached.for_working_set(bytes).read), [50.0, 8.0]);
     let of = Rates::assumed;
     let (cpu, gpu) = (of(DeviceKind::Cpu), of(DeviceKind::Gpu));
     assert_eq!(cpu, of(DeviceKind::Simulated));

@@ -1,7 +1,7 @@
 //! Peak memory bandwidth and arithmetic speed of a backend, for estimates and for comparison with runs.
 
 use quadriga_graph::DType;
-use quadriga_runtime::{Backend, BackendLine, Cost, DeviceKind, Rates};
+use quadriga_runtime::{Backend, BackendLine, Cost, DeviceKind, Rates, ReadCurve};
 use serde::{Deserialize, Serialize};
 
 use crate::format::{count, list};
@@ -18,6 +18,13 @@ pub struct Limits {
     pub read: f64,
     /// Read bandwidth of data in the caches, in bytes per second; 0 if it is unknown.
     pub cache: f64,
+    /// Bytes per second that the backend's own kernels read of quantized weights, by how much each run reads; without points where it is
+    /// unknown.
+    #[serde(default)]
+    pub read_curve: ReadCurve,
+    /// Seconds that a matmul takes beside its traffic, as a launch or a barrier of threads does; 0 if they are unknown.
+    #[serde(default)]
+    pub launch: f64,
     /// Operations per second of a matmul with weights of 8 bits and less.
     pub int8: f64,
     /// Operations per second of a matmul with 16-bit weights.
@@ -43,6 +50,8 @@ impl Limits {
             device: device.to_owned(),
             read,
             cache: 0.0,
+            read_curve: ReadCurve::UNKNOWN,
+            launch: 0.0,
             int8,
             bf16,
             f32,
@@ -63,12 +72,29 @@ impl Limits {
         })
     }
 
-    /// The rates for estimates; the rendezvous is assumed, and the link where uploads were not measured.
+    /// The part of one of several equal ranks, where these are the limits of as many threads as all of them have together: ranks share
+    /// memory and caches. A launch is that of the rank's own threads, and not known from those of all.
+    pub fn share_of(&self, ranks: usize) -> Limits {
+        let part = |rate: f64| rate / ranks.max(1) as f64;
+        Limits {
+            read: part(self.read),
+            cache: part(self.cache),
+            read_curve: self.read_curve.share_of(ranks),
+            launch: if ranks > 1 { 0.0 } else { self.launch },
+            int8: part(self.int8),
+            bf16: part(self.bf16),
+            f32: part(self.f32),
+            ..self.clone()
+        }
+    }
+
+    /// The rates for estimates; the rendezvous is assumed, and launch and link where they were not measured.
     pub fn to_rates(&self) -> Rates {
-        let &Limits { read, int8, bf16, f32, measured, .. } = self;
+        let &Limits { read, read_curve, int8, bf16, f32, measured, .. } = self;
         let assumed = Rates::assumed(DeviceKind::Gpu);
         let link = if self.upload > 0.0 { self.upload } else { assumed.link };
-        Rates { read, int8, bf16, f32, link, measured, ..assumed }
+        let launch = if self.launch > 0.0 { self.launch } else { assumed.launch };
+        Rates { read, read_curve, int8, bf16, f32, link, launch, measured, ..assumed }
     }
 
     /// The rates in one line: memory and cache bandwidth, then matmuls by type of the weights.

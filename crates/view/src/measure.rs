@@ -4,7 +4,9 @@ use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 use quadriga_graph::{DType, Data, GraphBuilder, Weight};
-use quadriga_runtime::{Backend, BackendError, Detail, Region, RuntimeError, Scheduler, Usage};
+use quadriga_runtime::{
+    Backend, BackendError, Detail, DeviceKind, ReadCurve, ReadPoint, Region, RuntimeError, Scheduler, Usage,
+};
 
 use crate::machine::{self, CpuTimes};
 use crate::rounds::RateSummary;
@@ -21,6 +23,15 @@ const MAX_COLUMNS: usize = 2048;
 const ROUNDS: usize = 7;
 /// Bytes that are copied to measure uploads.
 const UPLOAD_BYTES: u64 = 256 << 20;
+/// Working sets of the curve of rates, in eighths of the last-level caches.
+const CURVE_EIGHTHS: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+/// The most bytes of weights for that curve.
+const MAX_CURVE_SET: u64 = 2 << 30;
+/// The type of its weights: that of most bytes of most models.
+const CURVE_TYPE: DType = DType::Q4_0;
+/// Matmuls that follow each other, and their rows and columns, to measure what each takes beside its traffic.
+const CHAIN: usize = 64;
+const CHAIN_WIDTH: usize = 256;
 /// The value of every weight byte: in all types a finite number other than zero.
 const WEIGHT_BYTE: u8 = 0x3c;
 
@@ -28,12 +39,20 @@ const WEIGHT_BYTE: u8 = 0x3c;
 ///
 /// Host memory is read with plain loads on `threads` threads and by the backend's own kernels, in a working set of four
 /// times the last-level caches (of at least 1 GiB, and at most half of the free memory), so that caches do not count as
-/// memory; their bandwidth is measured apart. The memory of other devices is read by a matmul with one row. Each rate is
+/// memory; their bandwidth is measured apart, and how fast the backend's own kernels read quantized weights that caches hold
+/// some of. The memory of other devices is read by a matmul with one row. Each rate is
 /// the fastest of several rounds; [`Limits::conditions`] tells how far they spread and what disturbed them.
 pub fn measure(backend: &Arc<dyn Backend>, threads: usize) -> Result<Limits, RuntimeError> {
     let start = CpuTimes::now();
     let cache_bytes = machine::last_level_cache();
     let mut conditions = Conditions { cache_bytes, ..Conditions::default() };
+    let (read_curve, launch) = match backend.device().kind {
+        DeviceKind::Cpu => {
+            let curve = read_curve(backend, cache_bytes, machine::free_memory())?;
+            (curve, launch_seconds(backend, &curve)?)
+        }
+        _ => (ReadCurve::UNKNOWN, 0.0),
+    };
     let (read, cache) = if backend.memory().host {
         conditions.working_set = working_set(cache_bytes, machine::free_memory());
         let read = read_rate(backend, threads, conditions.working_set, 1)?;
@@ -73,6 +92,8 @@ pub fn measure(backend: &Arc<dyn Backend>, threads: usize) -> Result<Limits, Run
         device: backend.device().description,
         read: read.peak,
         cache: cache.peak,
+        read_curve,
+        launch,
         int8,
         bf16,
         f32,
@@ -113,6 +134,51 @@ fn read_rate(
     let own =
         summarize((columns * row) as f64, &matmul_seconds(backend, DType::F32, 1, columns, MAX_COLUMNS)?);
     Ok(if own.peak > plain.peak { own } else { plain })
+}
+
+/// How fast a matmul of one row reads weights, by their bytes.
+fn read_curve(
+    backend: &Arc<dyn Backend>,
+    cache: Option<u64>,
+    free: Option<u64>,
+) -> Result<ReadCurve, RuntimeError> {
+    let row = bytes_of(CURVE_TYPE, MAX_COLUMNS);
+    let mut points: Vec<ReadPoint> = Vec::new();
+    for bytes in curve_sets(cache, free) {
+        let columns = (bytes as usize / row.max(1)).max(1);
+        let bytes = (columns * row) as f64;
+        let rates = summarize(bytes, &matmul_seconds(backend, CURVE_TYPE, 1, columns, MAX_COLUMNS)?);
+        points.push(ReadPoint { working_set: bytes, rate: rates.peak });
+    }
+    Ok(ReadCurve::new(&points))
+}
+
+/// Bytes of weights to read for the curve: more and more, as far as the weights and their packed form take half of the free memory.
+fn curve_sets(cache: Option<u64>, free: Option<u64>) -> Vec<u64> {
+    let most = free.map_or(MAX_CURVE_SET, |free| (free / 4).min(MAX_CURVE_SET)).max(64 << 10);
+    let eighth = (cache.unwrap_or(32 << 20) / 8).max(64 << 10);
+    let mut sets: Vec<u64> =
+        CURVE_EIGHTHS.iter().map(|count| eighth.saturating_mul(*count).min(most)).collect();
+    sets.dedup();
+    sets
+}
+
+/// Seconds that a small matmul takes beside reading its weights.
+fn launch_seconds(backend: &Arc<dyn Backend>, curve: &ReadCurve) -> Result<f64, RuntimeError> {
+    let g = GraphBuilder::new();
+    let bytes = bytes_of(CURVE_TYPE, CHAIN_WIDTH * CHAIN_WIDTH);
+    let data = Data::from(vec![WEIGHT_BYTE; bytes]);
+    let w = g.weight("w", Weight::with_data(CURVE_TYPE, [CHAIN_WIDTH, CHAIN_WIDTH], data));
+    let mut y = g.input("x", DType::F32, [1, CHAIN_WIDTH]);
+    for _ in 0..CHAIN {
+        // Values stay finite: the norm of every input is the same.
+        y = w.mul_mat(y.rms_norm(1e-5));
+    }
+    g.output("y", y);
+    let fastest = run_seconds(backend, g, CHAIN_WIDTH)?.into_iter().fold(f64::INFINITY, f64::min);
+    let reading = curve.rate(bytes as f64).map_or(0.0, |rate| bytes as f64 / rate);
+    let each = fastest / CHAIN as f64 - reading;
+    Ok(if each.is_finite() { each.max(0.0) } else { 0.0 })
 }
 
 /// Bandwidth of a device's memory: matmuls of one row with more and more weights. Returns the rate with the most weights,
@@ -187,9 +253,18 @@ fn matmul_seconds(
     let data = Data::from(vec![WEIGHT_BYTE; bytes_of(dtype, columns * inner)]);
     let w = g.weight("w", Weight::with_data(dtype, [columns, inner], data));
     g.output("y", w.mul_mat(x));
+    run_seconds(backend, g, rows * inner)
+}
+
+/// Seconds of each round of a graph with so many numbers of an input `x`.
+fn run_seconds(
+    backend: &Arc<dyn Backend>,
+    g: GraphBuilder,
+    numbers: usize,
+) -> Result<Vec<f64>, RuntimeError> {
     let graph = g.finish().map_err(|error| RuntimeError::BadPlan(error.to_string()))?;
     let mut session = Scheduler::new([Arc::clone(backend)]).plan(graph)?.session()?;
-    session.set("x", vec![0.5f32; rows * inner].as_slice())?;
+    session.set("x", vec![0.5f32; numbers].as_slice())?;
     let mut all = Vec::new();
     for round in 0..=ROUNDS {
         let started = Instant::now();
@@ -266,6 +341,10 @@ mod tests {
         assert_eq!(working_set(Some(gib), Some(2 * gib)), gib);
         assert_eq!(cached_set(Some(32 << 20), 2), 4 << 20);
         assert_eq!(cached_set(Some(260 << 20), 1), 16 << 20);
+        let mib = |sets: Vec<u64>| sets.iter().map(|bytes| bytes >> 20).collect::<Vec<_>>();
+        assert_eq!(mib(curve_sets(Some(32 << 20), Some(20 * gib))), [4, 8, 16, 32, 64, 128, 256, 512]);
+        assert_eq!(mib(curve_sets(Some(gib), Some(4 * gib))), [128, 256, 512, 1024]);
+        assert!(!curve_sets(None, Some(0)).is_empty());
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(crate) struct PlanArgs {
     /// Data type of the matrices of --preset
     #[arg(long = "type", value_name = "TYPE", value_parser = synth::matrix_type, requires = "preset")]
     dtype: Option<DType>,
-    /// Plan for N requests at once, with a KV cache in pages as batch and serve have it, also -np
+    /// Plan for N requests at once, with a KV cache in pages as batch and serve have it, also -np; with --ranks, the speed of all of them
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::at_least_one)]
     parallel: Option<usize>,
     /// KV cache of --parallel in tokens [default: as of batch]
@@ -53,7 +53,7 @@ pub(crate) struct PlanArgs {
         value_name = "N",
         allow_negative_numbers = true,
         value_parser = values::at_least_one,
-        conflicts_with_all = ["nodes", "dot", "html", "svg", "split", "check", "instance", "parallel"]
+        conflicts_with_all = ["nodes", "dot", "html", "svg", "split", "check", "instance"]
     )]
     ranks: Option<usize>,
     /// Link between the ranks of --ranks: bits per second and perhaps a latency, such as 25G or 100G,2us, or memory
@@ -140,7 +140,10 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
     };
     let prepared = model.place_on(opened, opening, &engine, Some(devices))?;
     if let Some(ranks) = arguments.ranks {
-        let report = RankReport::new(&prepared, model.parallelism, ranks, arguments.link)?;
+        let rates = |ranks: usize| known_limits::rates_of_ranks(model.cache_dir(), &prepared.devices, ranks);
+        let requests = arguments.parallel.unwrap_or(1);
+        let report =
+            RankReport::new(&prepared, model.parallelism, (ranks, requests), (arguments.link, &rates))?;
         return match &arguments.json {
             Some(path) if path != Path::new("-") => AtomicFile::write_text(path, &report.json()),
             Some(_) => Ok(writeln!(io::stdout().lock(), "{}", report.json())?),

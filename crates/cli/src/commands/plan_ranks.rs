@@ -2,8 +2,9 @@
 
 use std::io::Write;
 
-use quadriga_llm::placement::GridPlan;
+use quadriga_llm::placement::{GridPlan, Placement};
 use quadriga_llm::{Grid, Link, Parallelism};
+use quadriga_runtime::Rates;
 use quadriga_view::format::{count, plural, seconds};
 use serde::Serialize;
 
@@ -11,10 +12,13 @@ use crate::failure::{Failure, Outcome};
 use crate::model_options::Prepared;
 use crate::{size, terminal};
 
+/// The rates of the backends of each of so many ranks of one machine that compute at once.
+pub(crate) type RatesOfRanks<'a> = dyn Fn(usize) -> Vec<(String, Rates)> + 'a;
+
 /// All divisions of a model among so many ranks.
 #[derive(Serialize)]
 pub(crate) struct RankReport {
-    /// The division that is expected to answer fastest.
+    /// The division that is expected to answer the requests fastest.
     chosen: GridPlan,
     /// One rank alone, whether or not the model fits there.
     alone: GridPlan,
@@ -30,11 +34,17 @@ impl RankReport {
     pub(crate) fn new(
         prepared: &Prepared,
         parallelism: Parallelism,
-        ranks: usize,
-        link: Link,
+        (ranks, requests): (usize, usize),
+        (link, rates): (Link, &RatesOfRanks<'_>),
     ) -> Outcome<RankReport> {
         let Prepared { model, devices, options, placement, placed, .. } = prepared;
-        let plan = |grid: Grid| placement.plan_ranks(model, devices, options, placed, (grid, &link));
+        let plan = |grid: Grid| {
+            // The ranks of a stage compute at once.
+            let shared = link.is_memory && grid.tensor > 1;
+            let shared = shared.then(|| Placement { rates: rates(grid.tensor), ..placement.clone() });
+            let placement = shared.as_ref().unwrap_or(placement);
+            placement.plan_ranks(model, devices, options, placed, (grid, &link, requests))
+        };
         let (mut plans, mut refused) = (Vec::new(), Vec::new());
         for grid in parallelism.grids(ranks) {
             match plan(grid) {
@@ -43,7 +53,7 @@ impl RankReport {
             }
         }
         let fastest = (0..plans.len()).max_by(|a, b| {
-            let speed = |index: &usize| plans.get(*index).map_or(0.0, |plan| plan.decode_tokens_per_second);
+            let speed = |index: &usize| plans.get(*index).map_or(0.0, |plan| plan.requests_tokens_per_second);
             let own_keys = |index: &usize| plans.get(*index).is_some_and(|plan| !plan.shares_keys);
             // Of equals, the first: the widest.
             own_keys(a).cmp(&own_keys(b)).then(speed(a).total_cmp(&speed(b))).then(b.cmp(a))
@@ -105,15 +115,18 @@ impl RankReport {
         )?;
         writeln!(out, "Expected: {}; one rank alone {}.", speeds(&self.chosen), speeds(&self.alone))?;
         let faster = |other: &&GridPlan| {
-            other.shares_keys && other.decode_tokens_per_second > self.chosen.decode_tokens_per_second
+            other.shares_keys && other.requests_tokens_per_second > self.chosen.requests_tokens_per_second
         };
-        let why = match (self.others.is_empty(), *tensor > 1) {
-            (false, _) if self.others.iter().any(|other| faster(&other)) => {
+        let why = match (self.others.is_empty(), *tensor > 1, self.chosen.requests > 1) {
+            (false, ..) if self.others.iter().any(|other| faster(&other)) => {
                 "With more ranks than KV heads, several would have the same part of the KV cache: only --parallelism tensor=N does that"
             }
-            (true, _) => "It is the only division that the model and the options allow",
-            (false, true) => "Ranks that divide each layer read their parts at the same time",
-            (false, false) => "Over this link, to divide each layer would cost more than it saves",
+            (true, ..) => "It is the only division that the model and the options allow",
+            (false, true, _) => "Ranks that divide each layer read their parts at the same time",
+            (false, false, false) => "Over this link, to divide each layer would cost more than it saves",
+            (false, false, true) => {
+                "Stages compute different requests at once, and exchange less than ranks that divide each layer"
+            }
         };
         writeln!(out, "{why}.")?;
         for other in &self.others {
@@ -132,5 +145,9 @@ fn words(plan: &GridPlan) -> String {
 
 fn speeds(plan: &GridPlan) -> String {
     let GridPlan { decode_tokens_per_second: decode, prompt_tokens_per_second: prompt, .. } = plan;
-    format!("answers {decode:.1} tok/s, prompts {prompt:.0} tok/s")
+    let requests = match plan.requests {
+        1 => String::new(),
+        requests => format!(", {requests} at once {:.1} tok/s", plan.requests_tokens_per_second),
+    };
+    format!("answers {decode:.1} tok/s{requests}, prompts {prompt:.0} tok/s")
 }

@@ -31,6 +31,7 @@ use sha2::{Digest, Sha256};
 
 use super::Engine;
 use super::rank_state::write_states;
+use super::temporary_file;
 use crate::models::StateKind;
 use crate::state_error::StateError;
 use crate::{Error, Result};
@@ -131,15 +132,14 @@ impl Engine {
         Ok(window_rows)
     }
 
-    /// [Writes](Engine::save_state) a sequence to a file, which appears under its name when it is complete.
+    /// [Writes](Engine::save_state) a sequence to a file, which appears under its name when it is complete. Files that processes
+    /// which were killed meanwhile left beside it are removed.
     pub fn save_state_file(&mut self, sequence: usize, path: impl AsRef<Path>) -> Result<()> {
         // The file that a link names is replaced, not the link; what is no file is not replaced.
         let path = &fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().to_owned());
         is_file(path).map_err(|error| at(path, StateError::write(error)))?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".quadriga-").suffix(".tmp");
-        let created = builder.tempfile_in(folder.unwrap_or(Path::new(".")));
+        let created = temporary_file::create(folder.unwrap_or(Path::new(".")));
         let mut file = created.map_err(|error| at(path, StateError::write(without_path(&error))))?;
         let mut writer = BufWriter::with_capacity(CHUNK, &mut file);
         self.save_state(sequence, &mut writer).map_err(|error| at(path, error))?;

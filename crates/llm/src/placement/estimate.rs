@@ -68,6 +68,9 @@ impl BatchEstimate {
         experts: Option<DividedExperts>,
     ) -> BatchEstimate {
         let (graph, splits) = (plan.graph(), plan.splits());
+        let sets = working_sets(plan, rates.len());
+        let rates: Vec<Rates> =
+            rates.iter().zip(sets).map(|(rates, bytes)| rates.for_working_set(bytes)).collect();
         let mut estimate = BatchEstimate {
             tokens,
             visible_slots,
@@ -133,6 +136,21 @@ impl BatchEstimate {
         estimate.overlapped = divided.values().map(overlapped).sum();
         estimate
     }
+}
+
+/// Bytes that each backend reads in a run of a plan, with all experts: the next token uses others.
+fn working_sets(plan: &Plan, backends: usize) -> Vec<f64> {
+    let (graph, splits) = (plan.graph(), plan.splits());
+    let mut sets = vec![0.0; backends];
+    for (number, split) in splits.splits.iter().enumerate() {
+        let bytes = splits.nodes_of(number).iter().map(|node| {
+            let experts = graph.inputs(*node).first().filter(|_| matches!(graph[*node].op(), Op::MulMatId));
+            experts.map_or_else(|| Cost::of(graph, *node).traffic, |weight| graph[*weight].bytes() as u64)
+        });
+        let bytes = bytes.fold(0, u64::saturating_add);
+        sets.get_mut(split.backend).into_iter().for_each(|set| *set += bytes as f64);
+    }
+    sets
 }
 
 /// How many look-ups of experts find theirs in a slot, of which there are some for the share `s` of a layer's experts.
@@ -240,7 +258,7 @@ impl Placement {
         devices.backends().iter().map(rates).collect()
     }
 
-    /// Estimates the speed of a placed model from the rates of its devices: bytes that are read over memory bandwidth, or
+    /// Estimates the speed of a placed model from the rates of its devices: bytes that are read over the bandwidth that was measured for as many, or
     /// operations over the rate of matmuls, whichever takes longer, and a launch for each matmul; copies over the link; and
     /// a rendezvous for each crossing between devices. Measured speeds are lower where kernels do not reach the rates.
     pub fn estimate(

@@ -161,6 +161,7 @@ mod tests {
     fn rates(rendezvous: f64) -> Rates {
         Rates {
             read: 1.0,
+            read_curve: quadriga_runtime::ReadCurve::UNKNOWN,
             int8: 1.0,
             bf16: 1.0,
             f32: 1.0,

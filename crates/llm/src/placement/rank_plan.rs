@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use quadriga_cluster::Planned;
 use quadriga_graph::{Collective, CollectiveKind, Op};
-use quadriga_runtime::{Cost, Plan};
+use quadriga_runtime::{Cost, Plan, Rates};
 use serde::Serialize;
 
 use super::estimate::usual_slots;
@@ -12,7 +12,7 @@ use super::expert_ranks::DividedExperts;
 use super::{BatchEstimate, Devices, PlacedModel, Placement, SlotHits};
 use crate::engine::EngineOptions;
 use crate::model::Model;
-use crate::ranks::{Grid, Link, Parallelism};
+use crate::ranks::{Grid, Link, MicroBatches, Parallelism};
 use crate::{Engine, Result};
 
 /// What one of several ranks would hold and do.
@@ -36,6 +36,8 @@ pub struct RankPlan {
     pub link_seconds: f64,
     /// Seconds of both for a batch of a prompt.
     pub prompt_seconds: f64,
+    /// Seconds of both for a micro-batch: a token of each of a stage's share of the requests.
+    pub step_seconds: f64,
 }
 
 /// A division among ranks, as planned.
@@ -53,6 +55,10 @@ pub struct GridPlan {
     pub exchanges: usize,
     /// Tokens per second of one answer.
     pub decode_tokens_per_second: f64,
+    /// Requests that are answered at once.
+    pub requests: usize,
+    /// Tokens per second of all of them, where each stage computes another micro-batch. Attention is estimated as if all had one KV cache.
+    pub requests_tokens_per_second: f64,
     /// Tokens per second of a long prompt, whose batches follow each other through the stages.
     pub prompt_tokens_per_second: f64,
 }
@@ -88,7 +94,9 @@ impl Exchanges {
 }
 
 impl Placement {
-    /// Plans every rank of a grid over a link, with the rates of these devices on each machine.
+    /// Plans every rank of a grid over a link, with the rates of these devices for each rank, and so many requests
+    /// at once. Where the link is memory, all ranks are
+    /// on one machine: the rates are those that the ranks of a stage reach together, and stages share the caches.
     ///
     /// # Errors
     /// The model cannot be divided so, with the numbers, or not planned.
@@ -98,28 +106,44 @@ impl Placement {
         devices: &Devices,
         options: &EngineOptions,
         placed: &PlacedModel,
-        (grid, link): (Grid, &Link),
+        (grid, link, requests): (Grid, &Link, usize),
     ) -> Result<GridPlan> {
-        let rates = self.rates_of(devices);
-        let parallelism = Parallelism { tensor: Some(grid.tensor), pipeline: Some(grid.pipeline) };
+        let mut rates = self.rates_of(devices);
+        if link.is_memory {
+            let in_turn = |rates: &mut Rates| rates.read_curve = rates.read_curve.in_turn(grid.pipeline);
+            rates.iter_mut().for_each(in_turn);
+        }
+        let parallelism =
+            Parallelism { tensor: Some(grid.tensor), pipeline: Some(grid.pipeline), ..Parallelism::AUTO };
+        let micro_batches = MicroBatches::new(requests, grid.pipeline);
         let mut ranks = Vec::new();
         let (mut exchanges, mut batch, mut shares_keys) = (0, 1, false);
         for rank in 0..grid.ranks() {
             let planned = Arc::new(Planned::new(rank, grid.ranks(), grid.tensor));
             let part = model.clone().with_ranks(planned, parallelism)?;
             let options = options.clone().resolve(&part)?;
-            let estimate = |tokens: usize, slots: usize| -> Result<(f64, Exchanges)> {
+            // Of the pages of all requests, each attends to its own.
+            let own = EngineOptions { sequences: 1, pages: 0, ..options.clone() };
+            let estimate = |tokens: usize, outputs: usize, slots: usize| -> Result<(f64, Exchanges)> {
                 // Ranks have no slots for experts.
                 let hits = SlotHits::WithoutLocality;
-                let plan = Engine::plan_batch(&part, &placed.scheduler, &options, tokens, slots)?;
+                let plan = Engine::plan_outputs(&part, &placed.scheduler, &own, (tokens, outputs), slots)?;
                 let experts = part.hyperparameters().layers.iter().find_map(|layer| layer.experts);
                 let experts = experts.map(|experts| DividedExperts::new(experts, tokens));
                 let estimate = BatchEstimate::of_rank(&plan, tokens, slots, &rates, hits, experts);
                 let seconds = estimate.seconds();
                 Ok((seconds, Exchanges::of(&plan, link)))
             };
-            let (compute_seconds, exchanged) = estimate(1, usual_slots(&options))?;
-            let (prompt_seconds, prompt_exchanged) = estimate(options.batch, options.batch)?;
+            let (compute_seconds, exchanged) = estimate(1, 1, usual_slots(&options))?;
+            let requests = micro_batches.requests;
+            let (step_seconds, step_exchanged) = match requests {
+                1 => (compute_seconds, exchanged.seconds),
+                _ => {
+                    let (seconds, exchanged) = estimate(requests, requests, usual_slots(&options))?;
+                    (seconds, exchanged.seconds)
+                }
+            };
+            let (prompt_seconds, prompt_exchanged) = estimate(options.batch, 1, options.batch)?;
             let forecast = Engine::forecast(&part, &placed.scheduler, options.clone())?.explain();
             let sum = |of: &dyn Fn(&quadriga_runtime::BackendBytes) -> u64| {
                 forecast.backends.iter().map(|backend| of(&backend.bytes)).sum::<u64>()
@@ -137,6 +161,7 @@ impl Placement {
                 compute_seconds,
                 link_seconds: exchanged.seconds,
                 prompt_seconds: prompt_seconds + prompt_exchanged.seconds,
+                step_seconds: step_seconds + step_exchanged,
             });
         }
         let slowest = |stage: &[RankPlan], of: fn(&RankPlan) -> f64| stage.iter().map(of).fold(0.0, f64::max);
@@ -144,6 +169,7 @@ impl Placement {
         let decode: f64 =
             stages().map(|stage| slowest(stage, |rank| rank.compute_seconds + rank.link_seconds)).sum();
         let prompt = stages().map(|stage| slowest(stage, |rank| rank.prompt_seconds)).fold(0.0, f64::max);
+        let round = micro_batches.seconds(stages().map(|stage| slowest(stage, |rank| rank.step_seconds)));
         let Grid { tensor, pipeline } = grid;
         Ok(GridPlan {
             tensor,
@@ -151,6 +177,8 @@ impl Placement {
             shares_keys,
             exchanges,
             decode_tokens_per_second: 1.0 / decode.max(1e-12),
+            requests,
+            requests_tokens_per_second: requests as f64 / round.max(1e-12),
             prompt_tokens_per_second: batch as f64 / prompt.max(1e-12),
             ranks,
         })

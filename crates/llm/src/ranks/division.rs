@@ -5,7 +5,8 @@
 
 use std::ops::Range;
 
-use quadriga_gguf::File;
+use quadriga_gguf::{File, Tensor};
+use quadriga_graph::DType;
 
 use super::Cut;
 use super::cuts::{Along, ArchitectureCuts, PartCut, Unit, is_summed};
@@ -42,6 +43,8 @@ struct LayerDivision {
     units: LayerUnits,
     /// The groups of heads or channels that the rank has.
     groups: Range<usize>,
+    /// The share of the heads that the slowest rank has, as of a rank of mean speed.
+    slowest_share: f64,
     /// Columns of the dense feed-forward network, or of the expert that all tokens use.
     feed_forward: Range<usize>,
     /// Those of the other experts that the rank has.
@@ -81,6 +84,7 @@ impl TensorDivision {
             shape: shape.clone(),
             units,
             groups: part(&ranges.groups),
+            slowest_share: slowest_share(&ranges.groups, speeds),
             feed_forward: part(&ranges.columns),
             experts: part(&ranges.experts),
         };
@@ -128,6 +132,16 @@ impl TensorDivision {
 
     pub(super) fn heaviest(&self) -> f64 {
         self.heaviest
+    }
+
+    /// Bytes of each slot of the KV cache that a rank of mean speed reads in the time of the attention of a stage's layers.
+    pub(super) fn heaviest_slot(&self, stage: &Range<usize>) -> f64 {
+        let of = |layer: &LayerDivision| {
+            // A latent cache is whole on every rank.
+            let share = if layer.attention.cached { layer.slowest_share } else { 1.0 };
+            share * slot_bytes(&layer.shape)
+        };
+        self.layers.get(stage.clone()).unwrap_or_default().iter().map(of).sum()
     }
 
     pub(super) fn vocabulary(&self) -> Range<usize> {
@@ -308,6 +322,18 @@ fn check(file: &File, hyper: &Hyperparameters) -> Result<&'static ArchitectureCu
     Ok(cuts)
 }
 
+/// The share of all heads that the rank with most of them for its speed has, as of a rank of mean speed.
+fn slowest_share(groups: &[Range<usize>], speeds: &[f64]) -> f64 {
+    let own: Vec<f64> = groups.iter().map(|groups| groups.len() as f64).collect();
+    slowest(&own, speeds) / own.iter().sum::<f64>().max(1.0)
+}
+
+/// Bytes of a slot of a layer's KV cache, as F16.
+pub(super) fn slot_bytes(layer: &LayerShape) -> f64 {
+    let elements = if layer.attention { layer.key_width() + layer.value_width() } else { 0 };
+    (elements * DType::F16.block_bytes()) as f64
+}
+
 /// The bytes of each layer.
 pub(super) fn layer_bytes(file: &File, hyper: &Hyperparameters) -> Vec<LayerBytes> {
     let mut bytes = vec![LayerBytes::default(); hyper.layers.len()];
@@ -324,6 +350,11 @@ pub(super) fn layer_bytes(file: &File, hyper: &Hyperparameters) -> Vec<LayerByte
         }
     }
     bytes
+}
+
+/// The output matrix, which may be the embedding.
+pub(super) fn head_tensor(file: &File) -> Option<Tensor<'_>> {
+    file.find_tensor("output.weight").or_else(|| file.find_tensor("token_embd.weight"))
 }
 
 /// The layers of each stage of a pipeline, balanced by the bytes of their tensors and the stages' speeds: the first stage has the embedding, too, and the
@@ -347,10 +378,7 @@ pub(super) fn layer_ranges(
         return Err(refused(format!("{count} layers for {size} stages")));
     }
     let embedding = bytes_of(file, "token_embd.weight");
-    let head = match file.find_tensor("output.weight") {
-        Some(_) => bytes_of(file, "output.weight"),
-        None => embedding,
-    };
+    let head = head_tensor(file).map_or(0.0, |head| head.byte_len() as f64);
     // Of the embedding, a token reads a row.
     let ends = (LayerBytes { read: 0.0, held: embedding }, LayerBytes { read: head, held: head });
     Ok(balanced_stages(&layer_bytes(file, hyper), ends, speeds))

@@ -2,6 +2,7 @@
 
 mod cache_parts;
 mod commands;
+mod comparison;
 mod cuts;
 mod division;
 mod experts;
@@ -25,10 +26,12 @@ use quadriga_graph::{CustomOp, Ranks};
 use quadriga_runtime::{DeviceKind, RankGroup, Scheduler};
 
 pub(crate) use self::commands::CommandChannel;
-use self::division::{TensorDivision, layer_bytes, layer_ranges};
+use self::comparison::{StageWork, TokenWork, least_regret};
+use self::division::{TensorDivision, layer_bytes, layer_ranges, slot_bytes};
 use self::experts::local_experts;
 pub use self::link::Link;
-pub use self::parallelism::{Grid, Parallelism};
+pub(crate) use self::parallelism::MicroBatches;
+pub use self::parallelism::{Grid, Parallelism, RequestLoad};
 pub(crate) use self::stage_results::StageResult;
 use self::vocabulary::{local_rows, own_rows};
 use crate::hyperparameters::Hyperparameters;
@@ -325,9 +328,6 @@ fn nccl_is_enabled() -> bool {
 /// A grid, the layers of its stages, and what a rank has of them.
 type Division = (Grid, Vec<Range<usize>>, Option<TensorDivision>);
 
-/// Bytes per second that a rank of mean speed is taken to read, where grids are compared.
-const READ: f64 = 20e9;
-
 /// Of the grids that the parallelism and the model allow, the one that is expected to answer fastest over a link, of those where each
 /// rank has KV heads of its own, if there are any. All ranks choose the same, since they know the same.
 fn divide(
@@ -337,51 +337,66 @@ fn divide(
     (rank, speeds): (usize, &[f64]),
     link: Link,
 ) -> Result<Division> {
-    let (layers, size) = (layer_bytes(file, hyper), speeds.len());
-    let mean = speeds.iter().sum::<f64>() / size.max(1) as f64;
-    let of = |grid: Grid| -> Result<(Division, f64)> {
-        let ranks: Vec<&[f64]> = speeds.chunks(grid.tensor.max(1)).collect();
-        let stage_speeds: Vec<f64> = ranks.iter().map(|ranks| ranks.iter().sum()).collect();
-        let stages = layer_ranges(file, hyper, &stage_speeds)?;
-        let (own_stage, place) = grid.place(rank);
-        let activations = (hyper.width * size_of::<f32>()) as f64;
-        let (mut own, mut seconds) = (None, 0.0);
-        for (stage, (range, ranks)) in stages.iter().zip(&ranks).enumerate() {
-            let bytes = match grid.tensor {
-                1 => layers.get(range.clone()).unwrap_or_default().iter().map(|layer| layer.read).sum(),
-                _ => {
-                    let division = TensorDivision::new(file, hyper, range, place, ranks)?;
-                    let heaviest = division.heaviest();
-                    if stage == own_stage {
-                        own = Some(division);
-                    }
-                    heaviest
-                }
-            };
-            let read = READ * ranks.iter().sum::<f64>() / ranks.len().max(1) as f64 / mean;
-            // Two sums a layer, after attention and after the feed-forward network.
-            seconds += bytes / read + 2.0 * range.len() as f64 * link.all_reduce(grid.tensor, activations);
-        }
-        seconds += (grid.pipeline - 1) as f64 * link.send(activations);
-        Ok(((grid, stages, own), seconds))
-    };
-    let (mut best, mut refusal) = (None, None);
-    for grid in parallelism.grids(size) {
-        match of(grid) {
-            Ok((division, seconds)) => {
-                let shares_keys = division.2.as_ref().is_some_and(TensorDivision::shares_keys);
-                let cost = (shares_keys, seconds);
-                if best.as_ref().is_none_or(|(_, least)| cost < *least) {
-                    best = Some((division, cost));
-                }
-            }
+    let work = TokenWork::new(file, hyper, link);
+    let (mut found, mut refusal) = (Vec::new(), None);
+    for grid in parallelism.grids(speeds.len()) {
+        match division_of(file, hyper, grid, (rank, speeds)) {
+            Ok((division, stages)) => found.push((division, work.seconds(grid, &stages, parallelism.load))),
             Err(error) => {
                 refusal.get_or_insert(error);
             }
         }
     }
-    let none = || Error::Ranks { reason: format!("{parallelism} is not a division of {size} ranks") };
-    best.map(|(division, _)| division).ok_or_else(|| refusal.unwrap_or_else(none))
+    let shares_keys = |(division, _): &(Division, [f64; 2])| {
+        division.2.as_ref().is_some_and(TensorDivision::shares_keys)
+    };
+    if !found.iter().all(shares_keys) {
+        found.retain(|one| !shares_keys(one));
+    }
+    let seconds: Vec<[f64; 2]> = found.iter().map(|(_, seconds)| *seconds).collect();
+    let none = || {
+        let reason = format!("{parallelism} is not a division of {} ranks", speeds.len());
+        refusal.unwrap_or(Error::Ranks { reason })
+    };
+    let best = least_regret(&seconds).filter(|best| *best < found.len()).ok_or_else(none)?;
+    Ok(found.swap_remove(best).0)
+}
+
+/// What a rank has in a grid, and what each stage does for a token.
+fn division_of(
+    file: &File,
+    hyper: &Hyperparameters,
+    grid: Grid,
+    (rank, speeds): (usize, &[f64]),
+) -> Result<(Division, Vec<StageWork>)> {
+    let layers = layer_bytes(file, hyper);
+    let mean = speeds.iter().sum::<f64>() / speeds.len().max(1) as f64;
+    let ranks: Vec<&[f64]> = speeds.chunks(grid.tensor.max(1)).collect();
+    let stage_speeds: Vec<f64> = ranks.iter().map(|ranks| ranks.iter().sum()).collect();
+    let stages = layer_ranges(file, hyper, &stage_speeds)?;
+    let (own_stage, place) = grid.place(rank);
+    let (mut own, mut all) = (None, Vec::new());
+    for (stage, (range, ranks)) in stages.iter().zip(&ranks).enumerate() {
+        let shapes = hyper.layers.get(range.clone()).unwrap_or_default();
+        let (bytes, slot) = match grid.tensor {
+            1 => {
+                let bytes =
+                    layers.get(range.clone()).unwrap_or_default().iter().map(|layer| layer.read).sum();
+                (bytes, shapes.iter().map(slot_bytes).sum())
+            }
+            _ => {
+                let division = TensorDivision::new(file, hyper, range, place, ranks)?;
+                let heaviest = (division.heaviest(), division.heaviest_slot(range));
+                if stage == own_stage {
+                    own = Some(division);
+                }
+                heaviest
+            }
+        };
+        let speed = ranks.iter().sum::<f64>() / ranks.len().max(1) as f64 / mean;
+        all.push(StageWork { layers: range.len(), bytes, slot, speed });
+    }
+    Ok(((grid, stages, own), all))
 }
 
 impl fmt::Debug for RankShare {

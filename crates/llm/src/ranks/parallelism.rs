@@ -10,15 +10,69 @@ pub struct Parallelism {
     pub tensor: Option<usize>,
     /// The stages that have layers of their own.
     pub pipeline: Option<usize>,
+    /// The requests by which divisions are compared.
+    pub load: RequestLoad,
+}
+
+/// How many requests are answered at once. The stages of a pipeline compute different ones, and take turns for a single one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RequestLoad {
+    /// In quiet times.
+    pub fewest: usize,
+    /// At most.
+    pub most: usize,
+}
+
+impl RequestLoad {
+    /// One request.
+    pub const ONE: RequestLoad = RequestLoad { fewest: 1, most: 1 };
+
+    /// Always so many requests.
+    pub fn constant(requests: usize) -> RequestLoad {
+        RequestLoad { fewest: requests, most: requests }
+    }
+
+    /// From one request up to so many.
+    pub fn up_to(requests: usize) -> RequestLoad {
+        RequestLoad { fewest: 1, most: requests }
+    }
+}
+
+impl Default for RequestLoad {
+    fn default() -> RequestLoad {
+        RequestLoad::ONE
+    }
+}
+
+/// A round of micro-batches through the stages of a pipeline, in which each of some requests gets a token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct MicroBatches {
+    /// The stages that compute at once, at most: as many as there are micro-batches.
+    pub(crate) count: usize,
+    /// Requests of the largest.
+    pub(crate) requests: usize,
+}
+
+impl MicroBatches {
+    pub(crate) fn new(requests: usize, stages: usize) -> MicroBatches {
+        let count = requests.clamp(1, stages.max(1));
+        MicroBatches { count, requests: requests.max(1).div_ceil(count) }
+    }
+
+    /// Seconds of a round, of those that stages take for a micro-batch: each stage computes all of them, and each of them passes all stages.
+    pub(crate) fn seconds(self, stages: impl Iterator<Item = f64> + Clone) -> f64 {
+        let slowest = stages.clone().fold(0.0, f64::max);
+        (self.count as f64 * slowest).max(stages.sum())
+    }
 }
 
 impl Parallelism {
     /// What is expected to be fastest, of what the model allows.
-    pub const AUTO: Parallelism = Parallelism { tensor: None, pipeline: None };
+    pub const AUTO: Parallelism = Parallelism { tensor: None, pipeline: None, load: RequestLoad::ONE };
     /// Every rank has a part of each layer.
-    pub const TENSOR: Parallelism = Parallelism { tensor: None, pipeline: Some(1) };
+    pub const TENSOR: Parallelism = Parallelism { pipeline: Some(1), ..Parallelism::AUTO };
     /// Every rank has layers of its own.
-    pub const PIPELINE: Parallelism = Parallelism { tensor: Some(1), pipeline: None };
+    pub const PIPELINE: Parallelism = Parallelism { tensor: Some(1), ..Parallelism::AUTO };
 
     /// The grids of so many ranks that this allows, the widest first.
     pub fn grids(self, ranks: usize) -> Vec<Grid> {
@@ -111,13 +165,25 @@ mod tests {
             ("tensor=4", Some(4), None),
             ("pipeline=2,tensor=8", Some(8), Some(2)),
         ] {
-            assert_eq!(text.parse(), Ok(Parallelism { tensor, pipeline }), "{text}");
+            assert_eq!(text.parse(), Ok(Parallelism { tensor, pipeline, load: RequestLoad::ONE }), "{text}");
         }
         for text in
             ["", "tensors", "tensor=0", "tensor=2,tensor=2", "tensor=2,", "pipeline=-1", "tensor=2,expert=2"]
         {
             assert!(text.parse::<Parallelism>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_round_is_bound_by_the_slowest_stage_or_by_the_way_of_one_micro_batch() {
+        let of = |requests, stages| MicroBatches::new(requests, stages);
+        assert_eq!(of(1, 4), MicroBatches { count: 1, requests: 1 });
+        assert_eq!(of(9, 4), MicroBatches { count: 4, requests: 3 });
+        assert_eq!(of(0, 0), MicroBatches { count: 1, requests: 1 });
+        let seconds = [1.0, 3.0, 2.0];
+        assert_eq!(of(1, 3).seconds(seconds.into_iter()), 6.0, "stages take turns");
+        assert_eq!(of(3, 3).seconds(seconds.into_iter()), 9.0, "others wait for the second stage");
+        assert_eq!(of(2, 3).seconds(seconds.into_iter()), 6.0);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use quadriga_llm::serving::{Batcher, Event, Finished, Request, RequestId, TokenLogprobs};
 use quadriga_llm::template::ToolCall;
 use quadriga_llm::tools::ToolCallPiece;
-use quadriga_llm::{Error as LlmError, GeneratorOptions, TextPiece};
+use quadriga_llm::{Error as LlmError, GeneratorOptions, RequestLoad, TextPiece};
 use quadriga_view::format::plural;
 use serde_json::{Value, json};
 
@@ -70,9 +70,10 @@ const WAIT: Duration = Duration::from_millis(50);
 /// Answers all requests.
 pub(crate) fn batch(arguments: &BatchArgs) -> Outcome {
     let options = arguments.answer.generator(&arguments.model)?;
+    let load = RequestLoad::constant(arguments.serving.parallel);
     if ranks::follows() {
         // Only the first rank has the files.
-        let (opened, opening) = arguments.model.open()?;
+        let (opened, opening) = arguments.model.with_load(load).open()?;
         let devices = arguments.model.open_devices()?;
         let batching = arguments.serving.batcher(&opened, options.engine, &devices)?;
         let prepared = arguments.model.place_on(opened, opening, &batching.engine, Some(devices))?;
@@ -80,7 +81,7 @@ pub(crate) fn batch(arguments: &BatchArgs) -> Outcome {
     }
     let input = BatchInput::open(&arguments.input)?;
     let mut output = BatchOutput::open(arguments.output.as_deref(), &arguments.input, arguments.overwrite)?;
-    let (opened, opening) = arguments.model.open()?;
+    let (opened, opening) = arguments.model.with_load(load).open()?;
     let devices = arguments.model.open_devices()?;
     let batching = arguments.serving.batcher(&opened, options.engine.clone(), &devices)?;
     let mut prepared = arguments.model.place_on(opened, opening, &batching.engine, Some(devices))?;

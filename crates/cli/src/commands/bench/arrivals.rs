@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use quadriga_llm::EngineOptions;
 use quadriga_llm::sampling::SamplingOptions;
 use quadriga_llm::serving::{Batcher, Event, Request, RequestId};
+use quadriga_llm::{EngineOptions, RequestLoad};
 use quadriga_view::format::plural;
 use serde_json::{Value, json};
 
@@ -52,7 +52,7 @@ pub(super) fn bench(
     if test.prompt <= test.shared || test.generate == 0 {
         return Err(Failure::Usage("--arrivals needs -p above --shared, and -n above 0".to_owned()));
     }
-    let (opened, opening) = model.open()?;
+    let (opened, opening) = model.with_load(RequestLoad::up_to(test.serving.parallel)).open()?;
     let needed = test.prompt.saturating_add(test.generate).saturating_add(1);
     let engine = EngineOptions { greedy: true, ..model.engine() };
     let context = if engine.context == 0 { needed } else { engine.context };

@@ -168,7 +168,7 @@ pub(crate) fn bench(arguments: &BenchArgs) -> Outcome {
 impl BenchArgs {
     /// Whether one engine measures everything.
     pub(crate) fn has_one_engine(&self) -> bool {
-        self.arrivals.is_none() && self.threads_list.len() <= 1 && self.gpu_layers_list.len() <= 1
+        self.threads_list.len() <= 1 && self.gpu_layers_list.len() <= 1
     }
 
     /// Measures sequences that are computed together.

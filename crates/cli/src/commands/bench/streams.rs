@@ -4,9 +4,9 @@ use std::io::Write;
 use std::time::Instant;
 
 use quadriga_graph::PAGE_SLOTS;
-use quadriga_llm::EngineOptions;
 use quadriga_llm::sampling::SamplingOptions;
 use quadriga_llm::serving::{Batcher, BatcherOptions, Event, Request};
+use quadriga_llm::{EngineOptions, RequestLoad};
 use quadriga_view::format::plural;
 use serde_json::json;
 
@@ -46,7 +46,8 @@ pub(super) fn bench(
         return Err(Failure::Usage("--streams needs -p and -n above 0".to_owned()));
     }
     let most = test.streams.iter().copied().max().unwrap_or(1);
-    let (opened, opening) = model.open()?;
+    let fewest = test.streams.iter().copied().min().unwrap_or(1);
+    let (opened, opening) = model.with_load(RequestLoad { fewest, most }).open()?;
     let engine = EngineOptions { sequences: most, ..model.engine() };
     // While the last prompts are computed, the first sequences generate already. Stages of a pipeline compute prompts in small parts.
     let spare = match opened.ranks().is_some_and(|ranks| ranks.grid().pipeline > 1) {

@@ -5,7 +5,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use quadriga_llm::placement::Devices;
-use quadriga_llm::{EmbedderOptions, EngineOptions, GeneratorOptions, Model};
+use quadriga_llm::{EmbedderOptions, EngineOptions, GeneratorOptions, Model, RequestLoad};
 use quadriga_server::{LoadError, ModelEntry, ModelLoader, PlanPictures, ServedModel, check_memory};
 use quadriga_view::Picture;
 
@@ -88,6 +88,8 @@ impl Loader {
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // What the notes say was said with the first model.
         options.quiet |= devices.is_some();
+        // How many ask at once is not known.
+        let options = options.with_load(RequestLoad::up_to(self.arguments.serving.parallel));
         let (model, opening) = options.open()?;
         if let Some(path) = model.file().paths().next().filter(|_| is_first) {
             let _ = self.first_file.set(path.to_owned());
