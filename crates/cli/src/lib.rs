@@ -39,6 +39,7 @@ mod output_check;
 mod penalty_options;
 mod piped_input;
 mod placement_options;
+mod prepared_model;
 mod prompt_cache;
 mod ranks;
 mod recording;

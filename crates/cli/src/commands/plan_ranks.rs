@@ -8,7 +8,7 @@ use quadriga_view::format::{count, plural, seconds};
 use serde::Serialize;
 
 use crate::failure::{Failure, Outcome};
-use crate::model_options::Prepared;
+use crate::prepared_model::Prepared;
 use crate::{size, terminal};
 
 /// All divisions of a model among so many ranks.

@@ -11,7 +11,8 @@ use quadriga_view::Picture;
 
 use super::ServeArgs;
 use crate::failure::{Failure, Outcome};
-use crate::model_options::{ModelOptions, Prepared};
+use crate::model_options::ModelOptions;
+use crate::prepared_model::Prepared;
 
 /// Finds, plans and loads models.
 pub(super) struct Loader {
