@@ -13,6 +13,9 @@ use crate::openapi::schema::{
 /// The form that `response_format`, `json_schema` or `grammar` ask for, or the fields that vLLM has for the same.
 pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
     check_alone(fields, FIELDS)?;
+    // Wrong values are found whichever field counts.
+    let syntax = fields.one_of(SYNTAX, SYNTAXES)?;
+    white_space(fields, "guided_")?;
     if let Some(format) = fields.object("response_format")? {
         let known = ["text", "json_object", "json_schema", "regex", "grammar"];
         match format.one_of("type", &known)?.ok_or_else(|| format.missing("type"))? {
@@ -58,7 +61,6 @@ pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
     if let Some(schema) = fields.schema("json_schema")? {
         return Ok(Constraint::JsonSchema(schema));
     }
-    let syntax = fields.one_of(SYNTAX, SYNTAXES)?;
     Ok(match grammar_text {
         Some(source) => grammar(source, syntax),
         None => Constraint::None,
@@ -134,6 +136,7 @@ fn grammar(source: &str, syntax: Option<&str>) -> Constraint {
 fn guided(fields: &Fields<'_>, prefix: &str) -> Result<Option<Constraint>, ApiError> {
     let name = |field: &str| format!("{prefix}{field}");
     let white_space = white_space(fields, prefix)?;
+    let syntax = fields.one_of(if prefix.is_empty() { "syntax" } else { SYNTAX }, SYNTAXES)?;
     if let Some(schema) = fields.value(&name("json")) {
         // A schema may be JSON text, too.
         let schema = match schema {
@@ -156,7 +159,6 @@ fn guided(fields: &Fields<'_>, prefix: &str) -> Result<Option<Constraint>, ApiEr
     if let Some(choices) = fields.texts(&name("choice"))? {
         return Ok(Some(Constraint::Choices(choices)));
     }
-    let syntax = fields.one_of(if prefix.is_empty() { "syntax" } else { SYNTAX }, SYNTAXES)?;
     Ok(fields.text(&name("grammar"))?.map(|source| grammar(source, syntax)))
 }
 
@@ -266,7 +268,7 @@ pub fn tool_choice(fields: &Fields<'_>, tools: &[Value]) -> Result<ToolChoice, A
 /// The schema of the fields that ask for a form of the answer, by llama-server's and vLLM's names.
 pub(crate) fn grammar_schema() -> Value {
     let schema = || any_of([any_object(), text()]);
-    let choices = || filled_list(text());
+    let choices = || any_of([text(), filled_list(text())]);
     let outputs = json!({
         "json": schema(),
         "json_object": flag(),

@@ -19,6 +19,9 @@ const MAX_STOP_TOKENS: usize = 512;
 /// The most log-probabilities that are reported for a token of a prompt, beside its own.
 const MAX_PROMPT_LOGPROBS: usize = 20;
 
+/// The most characters of a salt.
+const MAX_SALT: usize = 1024;
+
 /// Fields that are refused, unless their value turns them off.
 const REFUSED: [&str; 7] = [
     "use_beam_search",
@@ -141,8 +144,8 @@ fn cache_salt(fields: &Fields<'_>) -> Result<u64, ApiError> {
     const NAME: &str = "cache_salt";
     static STATE: OnceLock<RandomState> = OnceLock::new();
     let Some(salt) = fields.text(NAME)? else { return Ok(0) };
-    if salt.is_empty() || salt.len() > 1024 {
-        return Err(fields.error(NAME, "must have from 1 to 1024 bytes"));
+    if salt.is_empty() || salt.chars().count() > MAX_SALT {
+        return Err(fields.error(NAME, format!("must have from 1 to {MAX_SALT} characters")));
     }
     // Zero is that of requests without one.
     Ok(STATE.get_or_init(RandomState::new).hash_one(salt) | 1)
@@ -172,7 +175,7 @@ pub(crate) fn schema() -> Value {
         "skip_special_tokens": flag(),
         "truncate_prompt_tokens": { "type": "integer", "minimum": -1, "maximum": 9_000_000_000_000_000_i64, "not": { "const": 0 } },
         "truncation_side": one_of(&["left", "right"]),
-        "cache_salt": { "type": "string", "minLength": 1, "maxLength": 256 },
+        "cache_salt": { "type": "string", "minLength": 1, "maxLength": MAX_SALT },
     })
 }
 

@@ -145,8 +145,14 @@ fn request_fields() -> Value {
 }
 
 /// Fields that requests for text share with OpenAI's.
-pub(super) fn shared_fields() -> [Value; 4] {
-    [request_fields(), sampling_fields::schema(), format_fields::grammar_schema(), vllm_fields::schema()]
+pub(super) fn shared_fields() -> [Value; 5] {
+    [
+        request_fields(),
+        sampling_fields::schema(),
+        format_fields::response_format_schema(),
+        format_fields::grammar_schema(),
+        vllm_fields::schema(),
+    ]
 }
 
 /// The body of `/completion`.

@@ -10,7 +10,8 @@ use super::answer_head::AnswerHead;
 use super::chat_stream::ChatStream;
 use super::logprobs::MAX_TOP_LOGPROBS;
 use super::request_fields::{
-    EFFORTS, StreamOptions, VERBOSITIES, check_stream, choices, priority, reasoning, shares_prefix, sse_ping,
+    EFFORTS, ShownParts, StreamOptions, VERBOSITIES, check_stream, choices, priority, reasoning,
+    shares_prefix, sse_ping,
 };
 use super::usage::{Usage, finish_name};
 use super::vllm_answer::{prompt_logprobs, stop_reason};
@@ -66,24 +67,6 @@ pub async fn chat(call: Call) -> Result<Response, ApiError> {
     Ok(Json(answer).into_response())
 }
 
-/// Which parts of an answer are shown.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct ShownParts {
-    /// The reasoning.
-    pub(crate) reasoning: bool,
-    /// The tokens of prompt and answer, by their numbers.
-    pub(crate) token_ids: bool,
-}
-
-impl ShownParts {
-    fn new(fields: &Fields<'_>) -> Result<ShownParts, ApiError> {
-        Ok(ShownParts {
-            reasoning: fields.flag("include_reasoning")?.unwrap_or(true),
-            token_ids: fields.flag("return_token_ids")?.unwrap_or(false),
-        })
-    }
-}
-
 /// The schema of the body.
 pub(crate) fn request_schema() -> Value {
     super::schemas::chat_request()
@@ -104,6 +87,8 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
     let tool_choice = format_fields::tool_choice(fields, &tools)?;
     let (continues, omits_generation_prompt) = prompt_end(fields, &messages)?;
     let mut variables = fields.map("chat_template_kwargs")?.cloned().unwrap_or_default();
+    // Each must be an object.
+    fields.objects("documents")?;
     if let Some(documents) = fields.list("documents")? {
         variables.insert("documents".to_owned(), documents.into());
     }

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::answer_head::AnswerHead;
-use super::chat::ShownParts;
-use super::request_fields::StreamOptions;
+use super::request_fields::{ShownParts, StreamOptions};
 use super::usage::{Usage, finish_name};
 use super::vllm_answer::stop_reason;
 use super::{FINGERPRINT, logprobs};

@@ -94,6 +94,24 @@ impl StreamOptions {
     }
 }
 
+/// Which parts of an answer are shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ShownParts {
+    /// The reasoning.
+    pub(crate) reasoning: bool,
+    /// The tokens of prompt and answer, by their numbers.
+    pub(crate) token_ids: bool,
+}
+
+impl ShownParts {
+    pub(crate) fn new(fields: &Fields<'_>) -> Result<ShownParts, ApiError> {
+        Ok(ShownParts {
+            reasoning: fields.flag("include_reasoning")?.unwrap_or(true),
+            token_ids: fields.flag("return_token_ids")?.unwrap_or(false),
+        })
+    }
+}
+
 /// Checks the fields about streams, for routes that have none.
 pub(crate) fn check_stream(fields: &Fields<'_>) -> Result<(), ApiError> {
     fields.flag("stream")?;

@@ -48,7 +48,7 @@ pub(super) fn chat_request() -> Value {
         "logprobs": flag(),
         "top_logprobs": count_between(0, MAX_TOP_LOGPROBS),
         "reasoning_effort": one_of(EFFORTS),
-        "modalities": list(one_of(&["text"])),
+        "modalities": any_of([one_of(&["text"]), list(one_of(&["text"]))]),
         "verbosity": one_of(VERBOSITIES),
         "reasoning_budget_tokens": integer(),
         "thinking_token_budget": integer(),
