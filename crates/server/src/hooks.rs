@@ -44,24 +44,11 @@ fn error_of(error: Error, generation: &Generation) -> ApiError {
     }
 }
 
-/// Whether a name is one that models write as a whole, and that all templates keep.
-fn is_tool_name(name: &str) -> bool {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:/-".contains(&byte);
-    (1..=128).contains(&name.len()) && name.bytes().all(is_plain)
-}
-
-/// The name of a tool is a word, and its arguments are an object: a schema of anything else is an error.
+/// The arguments of a tool are an object: a schema of anything else is an error.
 pub(crate) fn check_tools(generation: &Generation) -> Result<(), ApiError> {
     const OTHERS: [&str; 6] = ["array", "string", "number", "integer", "boolean", "null"];
     let Prompt::Chat(chat) = &generation.prompt else { return Ok(()) };
     for (number, tool) in chat.tools.iter().enumerate() {
-        let name = tool.pointer("/function/name").and_then(Value::as_str).unwrap_or_default();
-        if !is_tool_name(name) {
-            let problem = format!(
-                "has the name {name:?}; names have 1 to 128 letters, digits and characters of \"_-.:/\""
-            );
-            return Err(ApiError::field(format!("tools[{number}]"), problem));
-        }
         let kind = tool.pointer("/function/parameters/type").and_then(Value::as_str);
         if let Some(kind) = kind.filter(|kind| OTHERS.contains(kind)) {
             let problem = format!("has parameters of type {kind:?}; they must be an object");

@@ -7,7 +7,7 @@ use crate::constraint::{Constraint, ToolChoice};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::openapi::schema::{
-    any_object, any_of, filled_list, flag, list, one_of, request, text, tool_name, with, with_field,
+    self, any_object, any_of, filled_list, flag, list, one_of, request, text, with, with_field,
 };
 
 /// The form that `response_format`, `json_schema` or `grammar` ask for, or the fields that vLLM has for the same.
@@ -179,6 +179,21 @@ fn with_white_space(mut schema: Value, settings: Option<Value>) -> Value {
     schema
 }
 
+/// The name of a tool: one that models write as a whole, and that all templates keep.
+pub(crate) fn tool_name<'f>(tool: &Fields<'f>) -> Result<&'f str, ApiError> {
+    let name = tool.required_text("name")?;
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:/-".contains(&byte);
+    match (1..=128).contains(&name.len()) && name.bytes().all(is_plain) {
+        true => Ok(name),
+        false => {
+            let shown: String = name.chars().take(64).collect();
+            let problem =
+                format!("is {shown:?}; it must have 1 to 128 letters, digits and characters of \"_-.:/\"");
+            Err(tool.error("name", problem))
+        }
+    }
+}
+
 /// The definitions of tools, in the format that templates know.
 pub fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
     for (name, instead) in [("functions", "tools"), ("function_call", "tool_choice")] {
@@ -193,7 +208,7 @@ pub fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
             return Err(tool.error("type", format!("is {kind:?}; only functions are supported")));
         }
         let function = tool.object("function")?.ok_or_else(|| tool.missing("function"))?;
-        let name = function.required_text("name")?;
+        let name = tool_name(&function)?;
         function.text("description")?;
         function.map("parameters")?;
         function.flag("strict")?;
@@ -319,7 +334,7 @@ pub(crate) fn tool_choice_schema() -> Value {
 pub(crate) fn schema() -> Value {
     let function = request(
         &["name"],
-        json!({ "name": tool_name(), "description": text(), "parameters": any_object(), "strict": flag() }),
+        json!({ "name": schema::tool_name(), "description": text(), "parameters": any_object(), "strict": flag() }),
         [],
     );
     let tool = request(&["function"], json!({ "type": one_of(&["function"]), "function": function }), []);
