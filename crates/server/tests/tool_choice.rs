@@ -198,9 +198,11 @@ fn schemas_that_are_not_strict_lose_only_what_cannot_be_enforced() {
             "side": { "enum": ["left", "right"], "not": { "const": "left" } },
             "count": { "type": "integer", "minimum": 3, "maximum": 5, "if": {} },
             "code": { "enum": ["k1", "k2"], "pattern": "(?=k)" },
+            "kind": { "$ref": "#/$defs/kind" },
         });
+        let definitions = json!({ "kind": { "$ref": "#/$defs/letter" }, "letter": { "enum": ["x", "y"], "pattern": "(?=x)" } });
         let parameters = json!({ "type": "object", "properties": properties, "additionalProperties": false,
-            "required": ["side", "count", "code"], "dependentRequired": { "side": ["count"] } });
+            "required": ["side", "count", "code", "kind"], "$defs": definitions, "dependentRequired": { "side": ["count"] } });
         let function = json!({ "name": "odd", "parameters": parameters });
         let tools = json!({ "tools": [{ "type": "function", "function": function }], "max_tokens": 200 });
         for seed in 0..4 {
@@ -214,6 +216,7 @@ fn schemas_that_are_not_strict_lose_only_what_cannot_be_enforced() {
             assert!(["left", "right"].map(Value::from).contains(&arguments["side"]), "{name}: {whole}");
             assert!((3..=5).contains(&arguments["count"].as_i64().unwrap()), "{name}: {whole}");
             assert!(["k1", "k2"].map(Value::from).contains(&arguments["code"]), "{name}: {whole}");
+            assert!(["x", "y"].map(Value::from).contains(&arguments["kind"]), "{name}: {whole}");
         }
     }
 }

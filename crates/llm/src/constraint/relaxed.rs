@@ -154,21 +154,28 @@ impl Relaxer<'_> {
         (self.compiles)(&part)
     }
 
-    /// Relaxes the definitions that cannot be compiled, so that the rest may refer to them.
+    /// Relaxes the definitions that cannot be compiled, so that the rest may refer to them. Each is tried with others of any value,
+    /// as their faults are not its own.
     fn relax_definitions(&mut self, schema: &mut Value) {
+        const NAMES: [&str; 2] = ["$defs", "definitions"];
         let Some(fields) = schema.as_object_mut() else { return };
-        for name in ["$defs", "definitions"] {
-            let Some(own) = fields.get(name).filter(|own| own.is_object()) else { continue };
-            self.definitions.insert(name.to_owned(), own.clone());
+        for name in NAMES {
+            if let Some(Value::Object(own)) = fields.get(name) {
+                let any: Map<String, Value> = own.keys().map(|key| (key.clone(), json!({}))).collect();
+                self.definitions.insert(name.to_owned(), any.into());
+            }
         }
-        for name in ["$defs", "definitions"] {
+        for name in NAMES {
             let Some(Value::Object(own)) = fields.get_mut(name) else { continue };
-            for (key, definition) in own.iter_mut() {
+            for definition in own.values_mut().filter(|definition| !definition.is_boolean()) {
                 if !self.try_schema(definition) {
                     self.relax(definition);
-                    let kept = self.definitions.get_mut(name).and_then(Value::as_object_mut);
-                    kept.map(|kept| kept.insert(key.clone(), definition.clone()));
                 }
+            }
+        }
+        for name in NAMES {
+            if let Some(own) = fields.get(name).filter(|own| own.is_object()) {
+                self.definitions.insert(name.to_owned(), own.clone());
             }
         }
     }
@@ -243,14 +250,20 @@ mod tests {
             "b": { "type": "integer", "not": { "const": 5 }, "maximum": 7 },
             "c": { "$ref": "#/$defs/broken" },
             "d": { "$ref": "#/$defs/none" },
-        }, "additionalProperties": false, "$defs": { "broken": { "type": "string", "pattern": "x(" } } });
+        }, "additionalProperties": false, "$defs": {
+            "outer": { "type": "array", "items": { "$ref": "#/$defs/broken" } },
+            "broken": { "type": "string", "pattern": "x(" },
+        } });
         let wanted = json!({ "type": "object", "required": ["not", "a"], "properties": {
             "not": { "type": "string", "maxLength": 3 },
             "a": { "type": "array", "items": { "minimum": 1 } },
             "b": { "type": "integer", "maximum": 7 },
             "c": { "$ref": "#/$defs/broken" },
             "d": {},
-        }, "additionalProperties": false, "$defs": { "broken": { "type": "string" } } });
+        }, "additionalProperties": false, "$defs": {
+            "outer": { "type": "array", "items": { "$ref": "#/$defs/broken" } },
+            "broken": { "type": "string" },
+        } });
         assert_eq!(relaxed(&schema, &compiles), wanted);
         // Data is no schema.
         let data =
