@@ -60,7 +60,8 @@ pub struct qd_completion {
 /// The code of a reason, and the number of a stop string.
 pub(crate) fn finish_code(finish: Finish) -> (i32, usize) {
     match finish {
-        Finish::End => (QD_FINISH_END, 0),
+        // Requests of this library have no stop tokens.
+        Finish::End | Finish::StopToken(_) => (QD_FINISH_END, 0),
         Finish::Stop(number) => (QD_FINISH_STOP, number),
         Finish::Length => (QD_FINISH_LENGTH, 0),
         Finish::Context => (QD_FINISH_CONTEXT, 0),

@@ -372,7 +372,7 @@ pub(crate) fn stream(
 pub(crate) fn finish_name(finish: Option<Finish>) -> &'static str {
     match finish {
         Some(Finish::End) => "end",
-        Some(Finish::Stop(_)) => "stop",
+        Some(Finish::Stop(_) | Finish::StopToken(_)) => "stop",
         Some(Finish::Length) => "length",
         Some(Finish::Context) => "context",
         Some(Finish::Cancelled) | None => "interrupted",

@@ -47,7 +47,9 @@ pub(crate) fn normalize(
             }
         }
         let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
-        if let Some((option, instead)) = UNSUPPORTED.iter().find(|(option, _)| *option == name) {
+        let translates = |option: &str| TRANSLATIONS.iter().any(|(other, ..)| *other == option);
+        let unsupported = UNSUPPORTED.iter().find(|(option, _)| *option == name && !translates(option));
+        if let Some((option, instead)) = unsupported {
             return Err(Failure::Usage(format!("llama.cpp's {option} is not supported: {instead}")));
         }
         let long = SPELLINGS.iter().find(|(short, _)| *short == name).map_or(name, |(_, long)| *long);
@@ -110,7 +112,9 @@ fn translated(name: &str, value: &str) -> Outcome<Option<&'static str>> {
         Some((.., translation)) => Ok(*translation),
         None => {
             let known: Vec<&str> = own.map(|(_, known, _)| *known).collect();
-            Err(Failure::Usage(format!("{name} {value:?}: must be {}", known.join(" or "))))
+            let instead = UNSUPPORTED.iter().find(|(option, _)| *option == name);
+            let instead = instead.map_or_else(String::new, |(_, instead)| format!("; {instead}"));
+            Err(Failure::Usage(format!("{name} {value:?}: must be {}{instead}", known.join(" or "))))
         }
     }
 }

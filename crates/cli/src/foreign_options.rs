@@ -11,6 +11,7 @@ pub(crate) const SPELLINGS: &[(&str, &str)] = &[
     ("-cram", "--cache-ram"),
     ("-cb", "--cont-batching"),
     ("-to", "--timeout"),
+    ("-lv", "--verbosity"),
     ("-md", "--draft"),
     ("--model-draft", "--draft"),
     ("--draft-n", "--draft-max"),
@@ -73,6 +74,8 @@ pub(crate) const TRANSLATIONS: &[(&str, &str, Option<&str>)] = &[
     ("--think", "false", Some("--reasoning=off")),
     ("--reasoning-budget", "0", Some("--reasoning=off")),
     ("--reasoning-budget", "-1", None),
+    ("--reasoning-format", "auto", None),
+    ("--reasoning-format", "deepseek", None),
 ];
 
 /// Options of `bench` whose value may be a list, and the option that takes lists.

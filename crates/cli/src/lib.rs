@@ -39,6 +39,7 @@ mod output_check;
 mod penalty_options;
 mod piped_input;
 mod placement_options;
+mod prepared_model;
 mod prompt_cache;
 mod ranks;
 mod recording;
@@ -51,7 +52,7 @@ mod values;
 use std::ffi::OsString;
 
 use clap::error::ContextKind;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
     batch, bench, chat, check, compare, convert, devices, embed, eval, imatrix, inspect, lora_merge, neurons,
@@ -171,13 +172,23 @@ impl Command {
     }
 }
 
+/// The parser of the command line. Options of answers that mean nothing to a command are not in its help text.
+fn parser() -> clap::Command {
+    let without_turns = |command: clap::Command| command.mut_arg("single_turn", |option| option.hide(true));
+    let parser = Arguments::command();
+    parser.mut_subcommand("serve", without_turns).mut_subcommand("batch", without_turns)
+}
+
 /// Runs the command with a command line, whose first argument is the program's name, and returns the exit code. It handles
 /// Ctrl-C for the whole process from then on.
 pub fn main_with_args(line: impl IntoIterator<Item = OsString>) -> u8 {
-    let outcome = command_line::normalize(line.into_iter(), &Arguments::command()).and_then(|line| {
-        let arguments = match Arguments::try_parse_from(line) {
+    let mut parser = parser();
+    let outcome = command_line::normalize(line.into_iter(), &parser).and_then(|line| {
+        let parsed = parser.try_get_matches_from_mut(line);
+        let arguments = match parsed.and_then(|matches| Arguments::from_arg_matches(&matches)) {
             Ok(arguments) => arguments,
-            Err(mut error) => {
+            Err(error) => {
+                let mut error = error.with_cmd(&parser);
                 // The advice to put an unknown option behind `--`, where it would be part of the prompt.
                 error.remove(ContextKind::Suggested);
                 // Help and version go to standard output; where that is closed, nobody reads them.

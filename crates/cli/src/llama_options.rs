@@ -40,7 +40,10 @@ pub(crate) struct LlamaOptions {
     no_context_shift: bool,
     /// No effect
     #[arg(short, long, hide = true)]
-    verbose: bool,
+    pub(crate) verbose: bool,
+    /// No effect but on serve; also -lv
+    #[arg(long, alias = "log-verbosity", value_name = "N", hide = true)]
+    pub(crate) verbosity: Option<u8>,
 }
 
 impl LlamaOptions {
@@ -59,6 +62,7 @@ impl LlamaOptions {
                 "--no-context-shift has no effect: an answer ends where the context is full, and chat drops the oldest turns",
             ),
             (self.verbose, "-v has no effect: --stats and --trace show what a run does"),
+            (self.verbosity.is_some(), "-lv has no effect: --stats and --trace show what a run does"),
         ]
         .into_iter()
         .filter_map(|(is_given, reason)| is_given.then_some(reason))

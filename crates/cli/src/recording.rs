@@ -13,7 +13,8 @@ use quadriga_view::{ChromeTrace, Statistics, TracedRun};
 use crate::atomic_file::AtomicFile;
 use crate::failure::{Failure, Outcome};
 use crate::known_limits;
-use crate::model_options::{ModelOptions, Prepared};
+use crate::model_options::ModelOptions;
+use crate::prepared_model::Prepared;
 
 /// Options of profiling.
 #[derive(clap::Args)]

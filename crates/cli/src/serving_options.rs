@@ -9,7 +9,8 @@ use quadriga_llm::serving::{Batcher, BatcherOptions, CacheFile};
 use quadriga_llm::{EngineOptions, Model};
 
 use crate::failure::{Failure, Outcome};
-use crate::model_options::{ModelOptions, Prepared};
+use crate::model_options::ModelOptions;
+use crate::prepared_model::Prepared;
 use crate::{size, values};
 
 /// Heading of the help text.

@@ -325,6 +325,81 @@ fn a_model_that_is_loaded_again_is_divided_again() {
     assert_eq!((ask(), sums()), first, "the first GPU alone has nothing to add up");
 }
 
+/// A broken file pushes no loaded model out, and files of one name have names of their own.
+#[test]
+fn models_of_a_folder_hide_and_push_out_no_other() {
+    let fixture = Fixture::with_template(TEMPLATE);
+    let folder = fixture.path("models");
+    for inner in ["a", "b"] {
+        std::fs::create_dir_all(folder.join(inner)).unwrap();
+        std::fs::copy(&fixture.model, folder.join(inner).join("same.gguf")).unwrap();
+    }
+    std::fs::write(folder.join("damaged.gguf"), "GGUF").unwrap();
+    let whole = std::fs::read(&fixture.model).unwrap();
+    std::fs::write(folder.join("cut.gguf"), &whole[..whole.len() / 2]).unwrap();
+    let flags = ["--models-max", "1", "--alias", "first,second", "--models-dir"];
+    let mut command = fixture.command("serve", &["--port", "0", "-c", "64"]);
+    let server = Running::start(command.args(flags).arg(&folder));
+    let listed = || -> Vec<(String, String)> {
+        let list: Value = serde_json::from_str(&server.ask("GET", "/v1/models", "", "").1).unwrap();
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let all = list["data"].as_array().unwrap();
+        all.iter().map(|model| (text(&model["id"]), text(&model["status"]["value"]))).collect()
+    };
+    let names: Vec<String> = listed().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["a/same", "b/same", "cut", "damaged", "first"]);
+    let loaded = || -> Vec<String> {
+        listed().into_iter().filter(|(_, state)| state == "loaded").map(|(name, _)| name).collect()
+    };
+    for name in ["damaged", "cut"] {
+        let (status, answer) = server.post("/models/load", &json!({ "model": name }));
+        assert_eq!((status, loaded()), (500, vec!["first".to_owned()]), "{answer}");
+    }
+    let model = |name: &str| {
+        let mut body = hello();
+        body["model"] = name.into();
+        server.post("/v1/chat/completions", &body).1["model"].clone()
+    };
+    assert_eq!(model("second"), "first");
+    assert_eq!(model("b/same"), "b/same");
+    assert_eq!(loaded(), ["b/same"]);
+    assert_eq!(server.ask("GET", "/v1/models/b%2Fsame", "", "").0, 200);
+}
+
+/// Flags that users of llama-server bring along.
+#[test]
+fn flags_of_llama_server_are_understood() {
+    let fixture = Fixture::with_template(TEMPLATE);
+    let flags = ["-v", "--no-webui", "--no-slots", "--api-prefix", "/llm/", "--reasoning-format", "auto"];
+    let server = serve(&fixture, &flags);
+    let html = "accept: text/html\r\n";
+    let (status, text) = server.ask("GET", "/llm/", html, "");
+    assert_eq!((status, text.as_str()), (200, "Ollama is running"));
+    assert_eq!(server.ask("GET", "/llm/app.js", "", "").0, 404);
+    assert_eq!(server.ask("GET", "/llm/slots", "", "").0, 501);
+    assert_eq!(server.ask("GET", "/llm/health", "", "").0, 200);
+    let (status, answer) = server.post("/llm/v1/chat/completions", &hello());
+    assert_eq!(status, 200, "{answer}");
+    for path in ["/v1/models", "/", "/llmx/health"] {
+        assert_eq!(server.ask("GET", path, "", "").0, 404, "{path}");
+    }
+    // Errors have the form of their interface.
+    let (status, answer) = server.post("/llm/api/chat", &json!({ "messages": 5 }));
+    assert!(status == 400 && answer["error"].is_string(), "{answer}");
+    server.signal("TERM");
+    let (_, log) = server.wait();
+    assert!(log.contains("DEBUG") && !log.contains("no effect"), "{log}");
+    let server = serve(&fixture, &["-lv", "2", "--cache-reuse", "256"]);
+    let (_, page) = server.ask("GET", "/", html, "");
+    assert!(page.contains("<html"), "{page}");
+    server.signal("TERM");
+    let (_, log) = server.wait();
+    assert!(!log.contains("answered") && log.contains("--cache-reuse has no effect"), "{log}");
+    let help = output(&mut quadriga(["serve", "--help"])).success().out;
+    assert!(!help.contains("--single-turn") && help.contains("--no-webui"), "{help}");
+    assert!(output(&mut quadriga(["chat", "--help"])).success().out.contains("--single-turn"));
+}
+
 #[test]
 fn a_model_that_needs_more_memory_than_there_is_is_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -357,6 +432,14 @@ fn wrong_options_are_errors() {
     refused(&["--models-dir", "no/such/folder"], "no/such/folder");
     refused(&["--host", "no/such/folder/q.sock"], "q.sock");
     refused(&["--socket-mode", "999"], "octal");
+    refused(&["--single-turn"], "quadriga chat");
+    refused(&["--api-prefix", "llm"], "/llm");
+    refused(&["--api-prefix", "/{x}"], "/llm");
+    refused(&["--reasoning-format", "none"], "--reasoning show");
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../server/tests/data/first");
+    let [certificate, key] = ["certificate", "key"].map(|name| format!("{data}-{name}.pem"));
+    refused(&["--tls-cert", &certificate, "--tls-key", &certificate], "it holds a certificate");
+    refused(&["--tls-cert", &key, "--tls-key", &key], "it holds a private key");
     output(&mut quadriga(["serve", "--port", "0", "-m", "none.gguf"])).failed(1, &["none.gguf"]);
     // Whoever listens where others can reach it without a key is warned.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

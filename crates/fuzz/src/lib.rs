@@ -75,5 +75,15 @@ pub fn targets() -> Vec<(&'static str, Target)> {
         ("request_detokenize", request::detokenize),
         #[cfg(feature = "server")]
         ("request_apply_template", request::apply_template),
+        #[cfg(feature = "server")]
+        ("request_ollama_embeddings", request::ollama_embeddings),
+        #[cfg(feature = "server")]
+        ("request_embedding", request::embedding),
+        #[cfg(feature = "server")]
+        ("request_ollama_show", request::ollama_show),
+        #[cfg(feature = "server")]
+        ("request_load_model", request::load_model),
+        #[cfg(feature = "server")]
+        ("request_unload_model", request::unload_model),
     ]
 }

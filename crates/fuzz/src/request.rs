@@ -1,4 +1,4 @@
-//! Parses any bytes as the body of a request with texts, one target for each route: an error that blames the request, or prompts whose
+//! Parses any bytes as the body of a request, one target for each route: an error that blames the request, or prompts whose
 //! tokens exist.
 
 #[allow(dead_code, unreachable_pub, reason = "the tests use more of it")]
@@ -47,6 +47,11 @@ routes! {
     tokenize "/tokenize"
     detokenize "/detokenize"
     apply_template "/apply-template"
+    ollama_embeddings "/api/embeddings"
+    embedding "/embedding"
+    ollama_show "/api/show"
+    load_model "/models/load"
+    unload_model "/models/unload"
 }
 
 fn check(path: &str, bytes: &[u8]) {

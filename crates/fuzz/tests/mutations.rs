@@ -98,8 +98,12 @@ fn mutated_vocabularies_are_used_or_refused() {
 }
 
 #[test]
-fn every_route_with_texts_has_a_target() {
-    assert_eq!(quadriga_fuzz::request::PATHS, quadriga_server::requests::PATHS);
+fn every_route_with_a_body_has_a_target() {
+    let mut fuzzed = quadriga_fuzz::request::PATHS.to_vec();
+    let mut paths = quadriga_server::requests::paths();
+    fuzzed.sort_unstable();
+    paths.sort_unstable();
+    assert_eq!(fuzzed, paths);
 }
 
 #[test]

@@ -18,6 +18,8 @@ pub enum Finish {
     End,
     /// A stop string was found: the one with this number in the request's list.
     Stop(usize),
+    /// A [stop token](crate::AnswerRules::stop_tokens) was sampled.
+    StopToken(u32),
     /// The answer has [`RequestOptions::max_tokens`](crate::RequestOptions::max_tokens).
     Length,
     /// The context is full.

@@ -2,9 +2,10 @@
 //! tools.
 
 use crate::Result;
+use crate::answer_rules::AnswerRules;
 use crate::marks::{MARKS, TOKEN_MARK};
 use crate::reasoning::{ReasoningSplitter, SplitText};
-use crate::stop::StopMatcher;
+use crate::stop::{StopMatcher, StopStep};
 use crate::tokenizer::{Pending, Tokenizer};
 use crate::tools::{ToolCallParser, ToolCallPiece};
 
@@ -15,6 +16,10 @@ pub(crate) struct AnswerText {
     stops: StopMatcher,
     splitter: ReasoningSplitter,
     tool_calls: Option<ToolCallParser>,
+    /// Whether control tokens are written as they are named.
+    control_text: bool,
+    /// Tokens that are yet to come before a stop string counts.
+    unstoppable: usize,
 }
 
 /// Text that was completed.
@@ -44,7 +49,24 @@ impl AnswerText {
             true => splitter.with_tool_calls(),
             false => splitter,
         };
-        AnswerText { pending: Pending::default(), stops: StopMatcher::new(stops), splitter, tool_calls }
+        AnswerText {
+            pending: Pending::default(),
+            stops: StopMatcher::new(stops),
+            splitter,
+            tool_calls,
+            control_text: false,
+            unstoppable: 0,
+        }
+    }
+
+    /// With the rules of the answer that concern its text.
+    pub(crate) fn with_rules(self, rules: &AnswerRules) -> AnswerText {
+        AnswerText {
+            stops: self.stops.keeping_stop(rules.keep_stop),
+            control_text: rules.control_text,
+            unstoppable: rules.min_tokens,
+            ..self
+        }
     }
 
     /// Whether it is within reasoning.
@@ -58,8 +80,10 @@ impl AnswerText {
         let format = self.splitter.format();
         let parser = self.tool_calls.as_ref();
         let is_call_marker = parser.is_some_and(|parser| parser.format().is_marker(tokenizer, token));
-        let is_marker = |text: &&str| is_call_marker || format.is_some_and(|format| format.is_marker(text));
-        let bytes = match tokenizer.control_text(token).filter(is_marker) {
+        let is_shown = |text: &&str| {
+            self.control_text || is_call_marker || format.is_some_and(|format| format.is_marker(text))
+        };
+        let bytes = match tokenizer.control_text(token).filter(is_shown) {
             Some(marker) => marker.as_bytes(),
             None => tokenizer.piece(token)?,
         };
@@ -72,7 +96,13 @@ impl AnswerText {
         }
         let is_marker = format.is_some_and(|format| format.is_marker_token(tokenizer, token));
         let text = self.splitter.marked_text(&text, if is_marker { bytes.len() } else { 0 });
-        let step = self.stops.push(&text);
+        let step = match self.unstoppable.checked_sub(1) {
+            Some(left) => {
+                self.unstoppable = left;
+                StopStep { text: self.stops.pass(&text), stopped_by: None }
+            }
+            None => self.stops.push(&text),
+        };
         let split = self.splitter.push(&step.text);
         Ok((self.parsed(split), step.stopped_by))
     }

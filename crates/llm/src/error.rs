@@ -40,7 +40,7 @@ pub enum Error {
     /// Too many requests wait to be answered.
     #[error("{waiting} requests are waiting already; try again later")]
     QueueFull {
-        /// Requests that wait.
+        /// Requests that wait, beyond those that start with the next step.
         waiting: usize,
     },
 

@@ -34,6 +34,7 @@
 
 mod adapter;
 mod answer;
+mod answer_rules;
 mod answer_text;
 pub mod constraint;
 mod conversation;
@@ -70,6 +71,7 @@ pub mod tools;
 
 pub use adapter::{Adapter, AdapterMatrix, LowRankPair};
 pub use answer::{Answer, Completion, Finish, TextPiece, TokenCounts};
+pub use answer_rules::AnswerRules;
 pub use conversation::FittedConversation;
 pub use device_ranks::DeviceRank;
 pub use divergence::divergence;

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use serde_json::json;
-
 use crate::constraint::Grammar;
 use crate::reasoning::ReasoningSplitter;
 use crate::sampling_hook::SamplingHook;
@@ -15,7 +13,7 @@ type Compiled = (Option<Box<dyn SamplingHook>>, Arc<[Tool]>);
 
 /// The hook that keeps an answer to the rules, if there can be one, and the tools with the schemas that it enforces.
 ///
-/// Tools that are not strict, and whose schemas cannot be compiled, take any object.
+/// The schemas of tools that are not strict lose the parts that cannot be enforced.
 pub(crate) fn compile(
     model: &Model,
     rules: &ToolRules<'_>,
@@ -34,7 +32,7 @@ pub(crate) fn compile(
                 let reason = format!("{}: {reason}", tool.name);
                 return Err(Error::Grammar { grammar: "schema of a strict tool", reason });
             }
-            Err(Error::Grammar { .. }) => tool.parameters = json!({ "type": "object" }),
+            Err(Error::Grammar { .. }) => tool.parameters = engine.relaxed(&tool.parameters),
             Err(error) => return Err(error),
         }
     }

@@ -261,7 +261,7 @@ fn a_saved_prefix_fits_ranks_that_divide_the_model_alike() {
 fn logprobs_of(batcher: &mut Batcher, prompt: &[u32]) -> Vec<f64> {
     let request = Request {
         logprobs: Some(3),
-        prompt_logprobs: true,
+        prompt_logprobs: Some(3),
         max_tokens: Some(8),
         ..Request::new(prompt.to_vec())
     };

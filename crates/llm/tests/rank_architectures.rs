@@ -20,7 +20,7 @@ const NOT_BY_HEADS: [&str; 3] = ["bert", "gemma3n", "nomic-bert"];
 const NOT_BY_LAYERS: [&str; 3] = ["bert", "gemma3n", "nomic-bert"];
 
 fn parallelism(tensor: usize, pipeline: usize) -> Parallelism {
-    Parallelism { tensor: Some(tensor), pipeline: Some(pipeline) }
+    Parallelism { tensor: Some(tensor), pipeline: Some(pipeline), ..Parallelism::default() }
 }
 
 /// Windows that are shorter than a batch and a context: layers with one have a KV cache of their own.

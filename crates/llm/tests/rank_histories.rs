@@ -19,7 +19,7 @@ const GRIDS: [(usize, usize); 3] = [(2, 1), (1, 3), (2, 2)];
 const LONGEST: usize = 72;
 
 fn parallelism((tensor, pipeline): (usize, usize)) -> Parallelism {
-    Parallelism { tensor: Some(tensor), pipeline: Some(pipeline) }
+    Parallelism { tensor: Some(tensor), pipeline: Some(pipeline), ..Parallelism::default() }
 }
 
 /// Models whose layers forget: with windows, with recurrent states, with both.

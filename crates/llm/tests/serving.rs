@@ -522,7 +522,7 @@ fn log_probabilities_are_those_of_the_model() {
     let request = Request {
         max_tokens: Some(3),
         logprobs: Some(4),
-        prompt_logprobs: true,
+        prompt_logprobs: Some(4),
         sampling: SamplingOptions { temperature: 0.0, ..SamplingOptions::default() },
         ..Request::new(prompt.clone())
     };
@@ -575,7 +575,7 @@ fn requests_that_cannot_be_answered_are_refused() {
     for _ in 0..3 {
         batcher.submit(Request::new(vec![1; 191])).unwrap();
     }
-    assert!(matches!(batcher.submit(Request::new(vec![1])), Err(Error::QueueFull { waiting: 3 })));
+    assert!(matches!(batcher.submit(Request::new(vec![1])), Err(Error::QueueFull { waiting: 2 })));
     let mut answers = Answers::default();
     while batcher.is_busy() {
         answers.add(batcher.step());
@@ -619,7 +619,7 @@ fn the_log_probabilities_of_a_prompt_come_once_however_often_it_is_put_back() {
     let request = |length: usize| Request {
         max_tokens: Some(100),
         logprobs: Some(1),
-        prompt_logprobs: true,
+        prompt_logprobs: Some(1),
         ..Request::new(recipe("llama").tokens(length))
     };
     let ids: Vec<RequestId> =

@@ -42,6 +42,59 @@ fn any_split_gives_the_text_before_the_first_stop_string() {
     }
 }
 
+/// Where a text ends whose first bytes end no stop string, found by looking at every place; with the stop string or without it.
+fn end_of(text: &str, stops: &[&str], passed: usize, keeps: bool) -> Option<usize> {
+    let places = (0..=text.len()).filter(|at| text.is_char_boundary(*at));
+    let found = places.flat_map(|at| stops.iter().map(move |stop| (at, stop.len(), stop)));
+    let is_stop =
+        |(at, length, stop): &(usize, usize, &&str)| at + length > passed && text[*at..].starts_with(**stop);
+    // Of those that are complete first, the one that begins first.
+    let first = found.filter(is_stop).min_by_key(|(at, length, _)| (at + length, *at));
+    first.map(|(at, length, _)| if keeps { at + length } else { at })
+}
+
+#[test]
+fn stop_strings_count_where_they_end_after_what_was_passed() {
+    let seed = 11;
+    let mut random = Rng::new(seed);
+    let letters = ['a', 'b', 'é'];
+    let stops = ["ab", "aba", "éé", "bb"];
+    let mut stopped = 0;
+    for round in 0..4000 {
+        let text: Vec<char> = (0..random.below(16)).map(|_| *random.pick(&letters).unwrap()).collect();
+        let unstoppable = random.below(text.len() + 1);
+        let keeps = random.chance(0.5);
+        let mut matcher = StopMatcher::new(stops).keeping_stop(keeps);
+        let (mut out, mut found) = (String::new(), None);
+        for (at, letter) in text.iter().enumerate() {
+            if at < unstoppable {
+                out += &matcher.pass(&letter.to_string());
+                continue;
+            }
+            let step = matcher.push(&letter.to_string());
+            out += &step.text;
+            if step.stopped_by.is_some() {
+                found = step.stopped_by;
+                break;
+            }
+        }
+        if found.is_none() {
+            out += &matcher.finish();
+        }
+        let whole: String = text.iter().collect();
+        let passed = text[..unstoppable].iter().map(|letter| letter.len_utf8()).sum();
+        let end = end_of(&whole, &stops, passed, keeps);
+        assert_eq!(found.is_some(), end.is_some(), "seed {seed}, round {round}: {whole:?} after {passed}");
+        assert_eq!(
+            out,
+            whole[..end.unwrap_or(whole.len())],
+            "seed {seed}, round {round}: {whole:?} after {passed}, {keeps}"
+        );
+        stopped += usize::from(found.is_some());
+    }
+    assert!(stopped > 1000, "{stopped}");
+}
+
 #[test]
 fn nothing_is_held_back_without_need() {
     let mut matcher = StopMatcher::new(["</s>", "User:"]);

@@ -219,6 +219,7 @@ impl StreamCore {
         let (reason, stop) = match finished.finish {
             Finish::Length | Finish::Context => ("length", None),
             Finish::Stop(number) => ("stop", self.stops.get(number).cloned()),
+            Finish::StopToken(_) => ("stop", None),
             Finish::End | Finish::Cancelled if state.calls_tools => ("tool_calls", None),
             Finish::End | Finish::Cancelled => ("stop", None),
         };

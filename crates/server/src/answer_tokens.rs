@@ -3,7 +3,6 @@
 
 use quadriga_llm::TextPiece;
 use quadriga_llm::serving::TokenLogprobs;
-use quadriga_llm::tokenizer::Tokenizer;
 
 /// What a token of an answer was for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,15 +54,14 @@ impl HeldToken {
 }
 
 impl HeldTokens {
-    /// Adds a token with what it completes. Returns the tokens, in their order, of which it is known now what they were for.
+    /// Adds a token, which has these bytes in the text, with what it completes. Returns the tokens, in their order, of which it is known now what they were for.
     pub(crate) fn add(
         &mut self,
-        tokenizer: Option<&Tokenizer>,
+        bytes: &[u8],
         piece: &TextPiece,
         logprobs: Option<TokenLogprobs>,
     ) -> Vec<AnswerToken> {
         let token = piece.token;
-        let bytes = tokenizer.and_then(|tokenizer| tokenizer.piece(token).ok()).unwrap_or_default();
         let TextPiece { text, reasoning, tool_calls, .. } = piece;
         // Nearly all tokens.
         if self.0.is_empty() && tool_calls.is_empty() && !bytes.is_empty() {

@@ -16,6 +16,42 @@ use crate::registry::ModelRegistry;
 /// Gives memory that is not used any more back to the system.
 pub type MemoryRelease = Box<dyn Fn() + Send + Sync>;
 
+/// Which routes there are, and where.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Interface {
+    /// What all paths begin with, such as `/llm`; nothing by default.
+    pub prefix: String,
+    /// Whether browsers get a page at `/`.
+    pub page: bool,
+    /// Whether `/slots` tells what is being computed.
+    pub slots: bool,
+}
+
+impl Default for Interface {
+    fn default() -> Interface {
+        Interface { prefix: String::new(), page: true, slots: true }
+    }
+}
+
+impl Interface {
+    /// A prefix of paths: parts of letters, digits, `-`, `_`, `.` and `~`, each behind a slash.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn parse_prefix(text: &str) -> Result<String, String> {
+        let is_part = |part: &str| {
+            let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
+            !part.is_empty() && part != "." && part != ".." && part.bytes().all(is_plain)
+        };
+        let trimmed = text.trim_end_matches('/');
+        let parts = trimmed.strip_prefix('/').filter(|parts| parts.split('/').all(is_part));
+        match parts.is_some() || trimmed.is_empty() {
+            true => Ok(trimmed.to_owned()),
+            false => Err(format!("{text:?} is no path such as /llm")),
+        }
+    }
+}
+
 /// The state that all requests share: models, keys and limits.
 pub struct App {
     models: ModelRegistry,
@@ -29,6 +65,7 @@ pub struct App {
     requests: RequestCounts,
     bodies: Arc<BodyMemory>,
     release: Option<MemoryRelease>,
+    interface: Interface,
     started: Instant,
     /// Whether the first model is still being loaded.
     starting: AtomicBool,
@@ -50,6 +87,7 @@ impl App {
             tls: None,
             requests: RequestCounts::default(),
             release: None,
+            interface: Interface::default(),
             started: Instant::now(),
             starting: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
@@ -80,6 +118,17 @@ impl App {
     #[must_use]
     pub fn with_memory_release(self, release: MemoryRelease) -> App {
         App { release: Some(release), ..self }
+    }
+
+    /// With other routes than all of them at the root.
+    #[must_use]
+    pub fn with_interface(self, interface: Interface) -> App {
+        App { interface, ..self }
+    }
+
+    /// Which routes there are, and where.
+    pub fn interface(&self) -> &Interface {
+        &self.interface
     }
 
     /// What gives memory back.

@@ -7,7 +7,7 @@
 use quadriga_llm::sampling::SamplingOptions;
 use quadriga_llm::serving::{Finished, TokenLogprobs};
 use quadriga_llm::template::Message;
-use quadriga_llm::{Finish, TokenCounts};
+use quadriga_llm::{AnswerRules, Finish, TokenCounts};
 use serde_json::{Map, Value};
 
 use crate::answer_tokens::{AnswerToken, TokenPart};
@@ -65,10 +65,30 @@ pub struct ChatPrompt {
     pub variables: Map<String, Value>,
     /// Whether the answer continues the last message, which is the assistant's.
     pub continues: bool,
+    /// Whether the header of the answer's message is left to the model.
+    pub omits_generation_prompt: bool,
     /// Tokens of an earlier prompt and its answer, which the conversation follows.
     pub before: Vec<u32>,
     /// Whether, and how much, the model is to reason.
     pub reasoning: ReasoningEffort,
+}
+
+/// How much of a prompt is used, where a request asks that it be cut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PromptTruncation {
+    /// The most tokens of the prompt; as many as the context has beside the answer if `None`.
+    pub tokens: Option<usize>,
+    /// The side that is kept.
+    pub kept: PromptSide,
+}
+
+/// A side of a prompt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PromptSide {
+    /// The first tokens.
+    Beginning,
+    /// The last tokens.
+    End,
 }
 
 /// How much a model is to reason before it answers.
@@ -100,8 +120,16 @@ pub struct Generation {
     pub choices: usize,
     /// The number of most probable tokens whose log-probabilities are reported beside that of each token.
     pub logprobs: Option<usize>,
-    /// Whether log-probabilities of the prompt's tokens are reported, too.
-    pub prompt_logprobs: bool,
+    /// The same for the tokens of the prompt.
+    pub prompt_logprobs: Option<usize>,
+    /// Which tokens an answer may have, and where else it ends.
+    pub rules: AnswerRules,
+    /// How much of the prompt is used; a prompt that is too long is an error if `None`.
+    pub truncation: Option<PromptTruncation>,
+    /// Whether a prompt that begins with text gets the tokens that begin one.
+    pub special_tokens: bool,
+    /// Prefixes in the KV cache are shared with requests of the same salt.
+    pub cache_salt: u64,
     /// The form that the answer must have.
     pub constraint: Constraint,
     /// The field that asks for it, for errors.
@@ -130,7 +158,11 @@ impl Generation {
             stops: Vec::new(),
             choices: 1,
             logprobs: None,
-            prompt_logprobs: false,
+            prompt_logprobs: None,
+            rules: AnswerRules::default(),
+            truncation: None,
+            special_tokens: true,
+            cache_salt: 0,
             constraint: Constraint::None,
             constraint_field: None,
             tool_choice: ToolChoice::Auto,
@@ -257,6 +289,8 @@ pub enum FinishReason {
     End,
     /// This stop string was found; `None` if the request has none of this number.
     Stop(Option<String>),
+    /// This stop token was sampled.
+    StopToken(u32),
     /// It has the largest number of tokens.
     Length,
     /// The context is full.
@@ -270,6 +304,7 @@ impl FinishReason {
         match finished.finish {
             Finish::End | Finish::Cancelled => FinishReason::End,
             Finish::Stop(number) => FinishReason::Stop(stops.get(number).cloned()),
+            Finish::StopToken(token) => FinishReason::StopToken(token),
             Finish::Length => FinishReason::Length,
             Finish::Context => FinishReason::Context,
         }
@@ -318,6 +353,10 @@ pub struct Choice {
     pub tokens: Vec<AnswerToken>,
     /// Log-probabilities of the prompt, for each token but the first, if they were asked for.
     pub prompt_logprobs: Option<Vec<TokenLogprobs>>,
+    /// All tokens that were generated.
+    pub generated: Vec<u32>,
+    /// Whether control tokens are in the text, by their names.
+    pub control_text: bool,
     /// How it ended.
     pub done: Done,
 }

@@ -104,6 +104,13 @@ impl Drop for InFlightGuard {
     }
 }
 
+impl Drop for ServedModel {
+    /// What its engine counted goes on with the next one of its name.
+    fn drop(&mut self) {
+        self.metrics.note_unloaded(&self.state());
+    }
+}
+
 impl ServedModel {
     /// Starts to serve a model under a name.
     pub fn start(
@@ -114,7 +121,9 @@ impl ServedModel {
     ) -> Result<ServedModel, quadriga_llm::Error> {
         let (model, options) = (batcher.model().clone(), batcher.options().clone());
         let served = ServedModel::new(name.into(), model, options, defaults, pictures);
-        Ok(ServedModel { service: Some(Service::start(batcher)?), ..served })
+        let mut served = served;
+        served.service = Some(Service::start(batcher)?);
+        Ok(served)
     }
 
     /// Serves an encoder, which generates no text.
@@ -160,14 +169,16 @@ impl ServedModel {
     /// With what makes the embedder of an encoder, when the first request for embeddings comes. A model that generates text
     /// needs none: its engine embeds beside the answers.
     #[must_use]
-    pub fn with_embedder(self, loader: EmbedderLoader) -> ServedModel {
-        ServedModel { embeddings: Some(EmbeddingService::new(loader)), ..self }
+    pub fn with_embedder(mut self, loader: EmbedderLoader) -> ServedModel {
+        self.embeddings = Some(EmbeddingService::new(loader));
+        self
     }
 
     /// With the random seed of requests that have none of their own; without it, each of them gets another one.
     #[must_use]
-    pub fn with_seed(self, seed: Option<u64>) -> ServedModel {
-        ServedModel { seed, ..self }
+    pub fn with_seed(mut self, seed: Option<u64>) -> ServedModel {
+        self.seed = seed;
+        self
     }
 
     /// The engine's thread.
@@ -324,6 +335,15 @@ impl ServedModel {
             let names = tokenizer.vocabulary().tokens.iter().map(String::len);
             pieces.chain(names).max().unwrap_or(1).max(1)
         })
+    }
+
+    /// The bytes that a token has in an answer's text: control tokens that do not end it have their names, if they are shown.
+    pub(crate) fn text_bytes(&self, token: u32, shows_control: bool) -> Vec<u8> {
+        let Ok(tokenizer) = self.model.tokenizer() else { return Vec::new() };
+        match shows_control && !tokenizer.is_end(token) {
+            true => self.token_bytes(token),
+            false => tokenizer.piece(token).unwrap_or_default().to_vec(),
+        }
     }
 
     /// The bytes of a token; of a control token, its name.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::OriginalUri;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
@@ -88,16 +88,16 @@ pub(crate) fn is_asset(path: &str) -> bool {
 }
 
 /// The page for browsers; others learn, as from Ollama, that a server is there.
-async fn index(headers: HeaderMap) -> Response {
+async fn index(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     match ASSETS.first() {
-        Some(page) if accepts.contains("text/html") => serve(page, &headers),
+        Some(page) if accepts.contains("text/html") && app.interface().page => serve(page, &headers),
         _ => "Ollama is running".into_response(),
     }
 }
 
-async fn file(OriginalUri(uri): OriginalUri, headers: HeaderMap) -> Result<Response, ApiError> {
-    let found = ASSETS.iter().find(|asset| asset.path == uri.path());
+async fn file(State(app): State<Arc<App>>, uri: Uri, headers: HeaderMap) -> Result<Response, ApiError> {
+    let found = ASSETS.iter().find(|asset| asset.path == uri.path()).filter(|_| app.interface().page);
     let asset = found.ok_or_else(|| ApiError::new(ErrorKind::NotFound, "File Not Found"))?;
     Ok(serve(asset, &headers))
 }

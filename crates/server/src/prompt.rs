@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::call::random_seed;
 use crate::constraint::Constraint;
 use crate::error::ApiError;
-use crate::generation::{ChatPrompt, Generation, Prompt, PromptPart, ReasoningEffort};
+use crate::generation::{ChatPrompt, Generation, Prompt, PromptPart, PromptSide, ReasoningEffort};
 use crate::hooks;
 use crate::model::ServedModel;
 
@@ -48,13 +48,13 @@ pub(crate) fn check_count(
     let sampling = &generation.sampling;
     let texts = generation.stops.iter().chain(&sampling.dry.sequence_breakers);
     let texts: usize = texts.map(|text| text.len() + size_of::<String>()).sum();
-    let copied = texts + sampling.logit_bias.len() * size_of::<(u32, f32)>();
+    let copied = texts + sampling.logit_bias.len() * size_of::<(u32, f32)>() + generation.rules.bytes();
     // Each prompt has a copy of the form, until it is compiled.
     let form = if prompts > 1 { generation.constraint.bytes() } else { 0 };
     let all = answers.saturating_mul(copied).saturating_add(prompts.saturating_mul(form));
     if answers > 1 && all > MAX_COPIES {
         let problem = format!(
-            "asks for {answers} answers with {} bytes of stop strings, logit biases and schemas or grammars each; ask for fewer, or use shorter ones",
+            "asks for {answers} answers with {} bytes of stop strings, lists of tokens, logit biases and schemas or grammars each; ask for fewer, or use shorter ones",
             copied + form
         );
         return Err(ApiError::field(field, problem));
@@ -78,8 +78,10 @@ pub(crate) fn prepare(
     hooks::check_tools(&generation)?;
     check_bias(served, &generation)?;
     let context = served.context();
-    // What is before the text, and tokens among texts, do not make it shorter.
-    served.check_length(generation.prompt.bytes())?;
+    if generation.truncation.is_none() {
+        // What is before the text, and tokens among texts, do not make it shorter.
+        served.check_length(generation.prompt.bytes())?;
+    }
     let first = render(served, &generation)?;
     check_tokens(served, &generation, &first.prompt)?;
     if first.prompt.len() >= context {
@@ -97,9 +99,10 @@ pub(crate) fn prepare(
             stops: generation.stops.clone(),
             logprobs: generation.logprobs,
             // The choices have one prompt.
-            prompt_logprobs: generation.prompt_logprobs && choice == 0,
+            prompt_logprobs: generation.prompt_logprobs.filter(|_| choice == 0),
+            rules: generation.rules.clone(),
             progress: generation.progress && choice == 0,
-            salt: if generation.shares_prefix { 0 } else { salt },
+            salt: if generation.shares_prefix { generation.cache_salt } else { salt },
             priority: generation.priority,
             client,
             reasoning: first.reasoning.clone(),
@@ -124,9 +127,14 @@ fn check_tokens(served: &ServedModel, generation: &Generation, prompt: &[u32]) -
     }
     let count = served.model.hyperparameters().vocabulary;
     match prompt.iter().find(|token| **token as usize >= count) {
-        Some(token) => Err(ApiError::from(Error::Token { token: *token, count }).at(field)),
+        Some(token) => Err(unknown_token(field, *token, count)),
         None => Ok(()),
     }
+}
+
+/// The error of a field with a token that the vocabulary lacks.
+pub(crate) fn unknown_token(field: &str, token: u32, count: usize) -> ApiError {
+    ApiError::field(field, format!("has the token {token}; the vocabulary has {count}"))
 }
 
 /// A bias that bans every token leaves none to sample.
@@ -145,21 +153,40 @@ pub(crate) fn tokens(served: &ServedModel, generation: &Generation) -> Result<Ve
 
 /// A request with the prompt and with what tells reasoning in its answer from the rest.
 fn render(served: &ServedModel, generation: &Generation) -> Result<Request, ApiError> {
-    match &generation.prompt {
-        Prompt::Chat(chat) => render_chat(served, chat, hooks::uses_tools(generation)),
-        Prompt::Text(text) => Ok(Request::new(served.model.tokenizer()?.encode_prompt(text, true))),
-        Prompt::Tokens(tokens) => Ok(Request::new(tokens.clone())),
-        Prompt::Mixed(parts) => Ok(Request::new(mixed(served, parts)?)),
+    let begins = generation.special_tokens;
+    let mut request = match &generation.prompt {
+        Prompt::Chat(chat) => render_chat(served, chat, hooks::uses_tools(generation))?,
+        Prompt::Text(text) => Request::new(mixed(served, &[PromptPart::Text(text.clone())], begins)?),
+        Prompt::Tokens(tokens) => Request::new(tokens.clone()),
+        Prompt::Mixed(parts) => Request::new(mixed(served, parts, begins)?),
+    };
+    if let Some(truncation) = generation.truncation {
+        let room = served.context().saturating_sub(generation.max_tokens.unwrap_or(1).max(1)).max(1);
+        truncate(&mut request, truncation.kept, truncation.tokens.unwrap_or(room));
+    }
+    Ok(request)
+}
+
+/// Keeps so many tokens of a prompt.
+fn truncate(request: &mut Request, kept: PromptSide, tokens: usize) {
+    let Some(cut) = request.prompt.len().checked_sub(tokens).filter(|cut| *cut > 0) else { return };
+    match kept {
+        PromptSide::End => drop(request.prompt.drain(..cut)),
+        PromptSide::Beginning => {
+            request.prompt.truncate(tokens);
+            // Whatever the template began at the end is not there any more.
+            request.reasoning = ReasoningSplitter::new(None, false);
+        }
     }
 }
 
-/// The tokens of texts and tokens; a text that comes first begins a prompt.
-fn mixed(served: &ServedModel, parts: &[PromptPart]) -> Result<Vec<u32>, ApiError> {
+/// The tokens of texts and tokens; a text that comes first begins a prompt, if that is wanted.
+fn mixed(served: &ServedModel, parts: &[PromptPart], begins: bool) -> Result<Vec<u32>, ApiError> {
     let mut tokens = Vec::new();
     for (number, part) in parts.iter().enumerate() {
         match part {
             PromptPart::Token(token) => tokens.push(*token),
-            PromptPart::Text(text) if number == 0 => {
+            PromptPart::Text(text) if number == 0 && begins => {
                 tokens = served.model.tokenizer()?.encode_prompt(text, true);
             }
             PromptPart::Text(text) => tokens.extend(served.model.tokenizer()?.encode(text, true)),
@@ -183,7 +210,10 @@ pub(crate) fn text(served: &ServedModel, generation: &Generation) -> Result<Stri
     let own = before.first().is_none_or(|message| message.role != "system");
     let system = options.system.filter(|_| own).map(|text| Message::new("system", text));
     let messages: Vec<Message> = system.into_iter().chain(before.iter().cloned()).collect();
-    let arguments = TemplateArguments { variables: options.template_variables, add_generation_prompt: true };
+    let arguments = TemplateArguments {
+        variables: options.template_variables,
+        add_generation_prompt: !chat.omits_generation_prompt,
+    };
     Ok(template.render_with(&messages, &arguments)? + last)
 }
 
@@ -202,7 +232,8 @@ fn render_chat(served: &ServedModel, chat: &ChatPrompt, uses_tools: bool) -> Res
 fn render_messages(served: &ServedModel, chat: &ChatPrompt, uses_tools: bool) -> Result<Request, ApiError> {
     let options = options(served, chat, uses_tools);
     let Some((last, before)) = chat.messages.split_last().filter(|_| chat.continues) else {
-        let mut request = Request::chat(&served.model, &options, &chat.messages)?;
+        let opens = !chat.omits_generation_prompt;
+        let mut request = Request::chat_with(&served.model, &options, &chat.messages, opens)?;
         if chat.reasoning == ReasoningEffort::Off && reasons_anyway(served, &request) {
             request.skip_reasoning(&served.model)?;
         }

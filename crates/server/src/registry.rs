@@ -1,49 +1,15 @@
 //! The models of a server: those that are loaded, and those that can be.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
-use quadriga_runtime::{Backend, Plan};
 use tokio::sync::watch;
 
 use crate::error::{ApiError, ErrorKind};
 use crate::model::ServedModel;
-
-/// A model that can be loaded.
-#[derive(Clone, PartialEq, Debug)]
-pub struct ModelEntry {
-    /// The name by which clients ask for it.
-    pub name: String,
-    /// Its file.
-    pub path: PathBuf,
-    /// The bytes of its file.
-    pub bytes: u64,
-    /// When the file was changed last.
-    pub modified: Option<SystemTime>,
-}
-
-/// Why a model was not loaded.
-#[derive(Clone, PartialEq, Debug)]
-pub enum LoadError {
-    /// By its plan it needs more memory than is free; nothing was allocated. It may fit once another model is unloaded.
-    DoesNotFit(String),
-    /// It cannot be loaded.
-    Failed(String),
-}
-
-/// Finds and loads models. Its functions may block.
-pub trait ModelLoader: Send + Sync + 'static {
-    /// The models that can be loaded.
-    fn entries(&self) -> Vec<ModelEntry>;
-
-    /// Plans a model, and loads it if its memory is free.
-    fn load(&self, name: &str) -> Result<ServedModel, LoadError>;
-
-    /// A device was lost: those that the next model uses are opened anew.
-    fn device_lost(&self) {}
-}
+use crate::model_loader::{LoadError, ModelEntry, ModelLoader};
+use crate::operation::metrics::ModelMetrics;
 
 /// What a model is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -123,6 +89,8 @@ pub struct ModelRegistry {
     slots: Arc<Mutex<BTreeMap<String, Slot>>>,
     /// All models that were loaded, as long as somebody uses them.
     used: Arc<Mutex<Vec<Weak<ServedModel>>>>,
+    /// The counters of all models that were loaded, by name: they go on when a model is loaded again.
+    metrics: Arc<Mutex<BTreeMap<String, Arc<ModelMetrics>>>>,
     /// One model is loaded at a time: each plan must see the memory that the one before it took.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
@@ -141,7 +109,8 @@ impl ModelRegistry {
     }
 
     /// Adds a model, in place of one of the same name.
-    pub fn insert(&self, model: ServedModel) {
+    pub fn insert(&self, mut model: ServedModel) {
+        model.metrics = self.metrics_of(&model.name);
         let slot = Slot::Loaded { served: Arc::new(model), keep_alive: self.policy.keep_alive };
         if let Slot::Loaded { served, .. } = &slot {
             let name = served.name.clone();
@@ -159,6 +128,18 @@ impl ModelRegistry {
     pub(crate) fn in_use(&self) -> Vec<Arc<ServedModel>> {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         used.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The counters of a model, which are those of its earlier loads.
+    fn metrics_of(&self, name: &str) -> Arc<ModelMetrics> {
+        let mut all = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(all.entry(name.to_owned()).or_default())
+    }
+
+    /// The counters of all models that are or were loaded, by name.
+    pub(crate) fn metrics(&self) -> Vec<(String, Arc<ModelMetrics>)> {
+        let all = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().map(|(name, metrics)| (name.clone(), Arc::clone(metrics))).collect()
     }
 
     fn note_used(&self, served: &Arc<ServedModel>) {
@@ -304,8 +285,9 @@ impl ModelRegistry {
         let keep_alive = self.policy.keep_alive;
         let mut slots = self.lock();
         match result {
-            Ok(model) => {
+            Ok(mut model) => {
                 tracing::info!(model = name, "loaded");
+                model.metrics = self.metrics_of(name);
                 let served = Arc::new(model);
                 self.note_used(&served);
                 if matches!(slots.get(name), Some(Slot::Loading { unload: true, .. })) {
@@ -324,39 +306,78 @@ impl ModelRegistry {
         }
     }
 
-    /// Loads a model, and unloads idle ones until there is room for it.
+    /// Loads a model, and unloads idle ones until there is room for it. If it cannot be loaded, they are loaded again.
     fn load_now(&self, name: &str) -> Result<ServedModel, ApiError> {
         let Some(loader) = &self.loader else { return Err(ApiError::model_not_found(name)) };
-        let unavailable = |message: String| {
+        let mut gone = Vec::new();
+        let result = self.load_with_room(&**loader, name, &mut gone);
+        if result.is_err() {
+            gone.into_iter().for_each(|(name, keep_alive)| self.load_again(name, keep_alive));
+        }
+        result
+    }
+
+    /// The same; `gone` are the models that made room, with their times.
+    fn load_with_room(
+        &self,
+        loader: &dyn ModelLoader,
+        name: &str,
+        gone: &mut Vec<(String, Option<Duration>)>,
+    ) -> Result<ServedModel, ApiError> {
+        let unavailable = |reason: String| {
+            let message = format!("{name} cannot be loaded now: {reason}");
             ApiError::new(ErrorKind::Unavailable, message).retry_after(Duration::from_secs(5))
         };
-        while self.lock().values().filter(|slot| slot.served().is_some()).count() >= self.policy.most.max(1) {
-            if !self.unload_idle() {
+        let failed =
+            |reason: String| ApiError::new(ErrorKind::Internal, format!("{name} cannot be loaded: {reason}"));
+        let refused = |error: LoadError| match error {
+            LoadError::DoesNotFit(reason) => unavailable(reason),
+            LoadError::Failed(reason) => failed(reason),
+        };
+        let count = || self.lock().values().filter(|slot| slot.served().is_some()).count();
+        while count() >= self.policy.most.max(1) {
+            if gone.is_empty() && self.has_idle() {
+                loader.check(name).map_err(refused)?;
+            }
+            let Some(idle) = self.unload_idle() else {
                 let most = self.policy.most;
                 return Err(unavailable(format!(
-                    "{name} cannot be loaded now: {most} models are loaded, the most that are allowed (--models-max), and all are in use"
+                    "{most} models are loaded, the most that are allowed (--models-max), and all are in use"
                 )));
-            }
+            };
+            gone.push(idle);
         }
         loop {
-            match loader.load(name) {
+            let reason = match loader.load(name) {
                 Ok(model) => return Ok(model),
-                Err(LoadError::DoesNotFit(_)) if self.unload_idle() => {}
-                Err(LoadError::DoesNotFit(reason)) => {
-                    return Err(unavailable(format!("{name} cannot be loaded now: {reason}")));
-                }
-                Err(LoadError::Failed(reason)) => {
-                    return Err(ApiError::new(
-                        ErrorKind::Internal,
-                        format!("{name} cannot be loaded: {reason}"),
-                    ));
-                }
+                Err(LoadError::Failed(reason)) => return Err(failed(reason)),
+                Err(LoadError::DoesNotFit(reason)) => reason,
+            };
+            if gone.is_empty() && self.has_idle() {
+                loader.check(name).map_err(refused)?;
             }
+            gone.push(self.unload_idle().ok_or_else(|| unavailable(reason))?);
         }
     }
 
-    /// Unloads the idle model that was used least recently. False if none is idle.
-    fn unload_idle(&self) -> bool {
+    /// Whether a model could make room.
+    fn has_idle(&self) -> bool {
+        self.lock().values().filter_map(Slot::served).any(|served| Arc::strong_count(served) == 1)
+    }
+
+    /// Loads a model again that made room in vain, unless somebody did so meanwhile.
+    fn load_again(&self, name: String, keep_alive: Option<Duration>) {
+        let registry = self.clone();
+        tokio::spawn(async move {
+            if registry.load(&name).await.is_ok() {
+                registry.keep_alive(&name, keep_alive);
+            }
+        });
+    }
+
+    /// Unloads the idle model that was used least recently, and returns its name and how long it would have been kept. `None` if
+    /// none is idle.
+    fn unload_idle(&self) -> Option<(String, Option<Duration>)> {
         let model = {
             let mut slots = self.lock();
             let idle = slots.iter().filter_map(|(name, slot)| {
@@ -364,9 +385,14 @@ impl ModelRegistry {
                 slot.served().filter(|served| Arc::strong_count(served) == 1).map(|served| (name, served))
             });
             let oldest = idle.min_by_key(|(_, served)| served.last_used()).map(|(name, _)| name.clone());
-            oldest.and_then(|name| slots.remove(&name))
+            oldest.and_then(|name| slots.remove_entry(&name))
         };
-        model.inspect(Slot::log_unload).is_some()
+        let (name, slot) = model?;
+        slot.log_unload();
+        match slot {
+            Slot::Loaded { keep_alive, .. } => Some((name, keep_alive)),
+            Slot::Loading { .. } | Slot::Failed(_) => None,
+        }
     }
 
     /// Unloads a model, after it was loaded if that has begun. Answers that are being generated are finished; its memory is free
@@ -448,9 +474,12 @@ impl ModelRegistry {
             return Ok(name.to_owned());
         }
         let known = self.known();
-        match (name.and_then(|name| spelled(name, &known)), known.as_slice(), name) {
+        let mut names: Vec<&String> = known.values().collect();
+        names.sort_unstable();
+        names.dedup();
+        match (name.and_then(|name| spelled(name, &known)), names.as_slice(), name) {
             (Some(found), ..) => Ok(found.to_owned()),
-            (None, [only], _) => Ok(only.clone()),
+            (None, [only], _) => Ok((*only).clone()),
             (None, _, Some(name)) => Err(ApiError::model_not_found(name)),
             (None, [], None) => Err(ApiError::new(ErrorKind::Unavailable, "no model is loaded")),
             (None, _, None) => Err(ApiError::field("model", "is required: there are several models")),
@@ -471,14 +500,18 @@ impl ModelRegistry {
         self.lock().get(name).is_some_and(|slot| slot.served().is_some())
     }
 
-    /// The names of models that are or can be loaded.
-    fn known(&self) -> Vec<String> {
-        let mut known: Vec<String> = self.entries().into_iter().map(|entry| entry.name).collect();
+    /// The names of models that are or can be loaded, by themselves and by their aliases.
+    fn known(&self) -> BTreeMap<String, String> {
+        let mut known = BTreeMap::new();
+        let entries = self.entries();
+        for entry in &entries {
+            known.extend(entry.aliases.iter().map(|alias| (alias.clone(), entry.name.clone())));
+        }
+        // A name is stronger than another model's alias.
+        known.extend(entries.into_iter().map(|entry| (entry.name.clone(), entry.name)));
         let slots = self.lock();
         let loaded = slots.iter().filter(|(_, slot)| !matches!(slot, Slot::Failed(_)));
-        known.extend(loaded.map(|(name, _)| name.clone()));
-        known.sort_unstable();
-        known.dedup();
+        known.extend(loaded.map(|(name, _)| (name.clone(), name.clone())));
         known
     }
 
@@ -507,29 +540,9 @@ impl Slot {
 }
 
 /// Which of the known names a client means: Ollama's clients add a tag, and others name the file.
-fn spelled<'k>(name: &str, known: &'k [String]) -> Option<&'k str> {
+fn spelled<'k>(name: &str, known: &'k BTreeMap<String, String>) -> Option<&'k str> {
     let bare = name.strip_suffix(":latest").or(name.strip_suffix(".gguf"));
-    let find = |name: &str| known.iter().find(|known| *known == name).map(String::as_str);
-    find(name).or_else(|| bare.and_then(find))
-}
-
-/// Whether every backend has the memory that a plan needs of it, now.
-///
-/// # Errors
-/// Which backend has too little, and how much it has.
-pub fn check_memory(forecast: &Plan, backends: &[Arc<dyn Backend>]) -> Result<(), String> {
-    for (bytes, backend) in forecast.bytes().iter().zip(backends) {
-        if let Some(free) = backend.device().free_bytes.filter(|free| bytes.total() > *free) {
-            let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-            return Err(format!(
-                "it needs {} MiB on {}, of which {} MiB are free; unload another model, or use a smaller context (-c) or KV cache (--kv-tokens)",
-                mib(bytes.total()),
-                backend.name(),
-                free >> 20
-            ));
-        }
-    }
-    Ok(())
+    known.get(name).or_else(|| known.get(bare?)).map(String::as_str)
 }
 
 /// Frees a model beside the threads that serve connections: that waits for its step.

@@ -9,23 +9,20 @@ use crate::generation::Generation;
 use crate::model::ServedModel;
 use crate::prompt;
 
-/// Routes whose bodies have texts for a model.
-pub const PATHS: &[&str] = &[
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/api/chat",
-    "/api/generate",
-    "/completion",
-    "/infill",
-    "/v1/embeddings",
-    "/api/embed",
-    "/rerank",
-    "/tokenize",
-    "/detokenize",
-    "/apply-template",
+/// Routes whose bodies are read as those of another one.
+const SAME_BODIES: &[(&str, &str)] = &[
+    ("/v1/chat/completions/input_tokens", "/v1/chat/completions"),
+    ("/v1/responses/input_tokens", "/v1/responses"),
+    ("/v1/messages/count_tokens", "/v1/messages"),
+    ("/completions", "/completion"),
+    ("/embeddings", "/embedding"),
 ];
+
+/// Routes with a body of their own, each by its first path.
+pub fn paths() -> Vec<&'static str> {
+    let is_own = |path: &&str| SAME_BODIES.iter().all(|(same, _)| same != path);
+    crate::routes::described().posted().into_iter().filter(is_own).collect()
+}
 
 /// The generations that a request asks for; none if its path is for something else.
 ///
@@ -46,7 +43,7 @@ pub fn parse(path: &str, body: &JsonBody, served: &Arc<ServedModel>) -> Result<V
     })
 }
 
-/// The tokens of the prompts or texts that a request of one of [`PATHS`] has; none for another path.
+/// The tokens of the prompts or texts that a request of one of [`paths`] has; none for one that names a model alone.
 ///
 /// # Errors
 /// A field is wrong, or a template does not take the messages.
@@ -58,6 +55,13 @@ pub fn prompts(path: &str, body: &JsonBody, served: &Arc<ServedModel>) -> Result
             texts.into_iter().map(|text| text.tokens(served)).collect()
         }
         "/api/embed" => ollama::embed::parse(fields, served)?.tokens(served),
+        "/api/embeddings" => ollama::embed::parse_one(fields)?.tokens(served),
+        "/embedding" => {
+            let (texts, _) = llama_server::embedding::parse(fields, served)?;
+            texts.into_iter().map(|text| text.tokens(served)).collect()
+        }
+        "/api/show" => ollama::models::parse_show(fields).map(|_| Vec::new()),
+        "/models/load" | "/models/unload" => crate::status::named_model(fields).map(|_| Vec::new()),
         "/rerank" => llama_server::rerank::parse(fields)?.pairs(served),
         "/tokenize" => {
             let wanted = llama_server::tokens::TokenizeRequest::new(fields, served)?;

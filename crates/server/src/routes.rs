@@ -17,9 +17,9 @@ use crate::openapi::schema::any_object;
 use crate::openapi::{Answer, DescribedRoutes, Group, Operation};
 use crate::{page, passage, status};
 
-/// The server's routes.
-pub(crate) fn router(app: &Arc<App>) -> Router {
-    let described = DescribedRoutes::default()
+/// All routes with their descriptions.
+pub(crate) fn described() -> DescribedRoutes {
+    DescribedRoutes::default()
         .merge(openai::routes())
         .merge(anthropic::routes())
         .merge(ollama::routes())
@@ -35,10 +35,15 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
                 request: None,
                 answer: Answer::Json(any_object),
             },
-        );
+        )
+}
+
+/// The server's routes.
+pub(crate) fn router(app: &Arc<App>) -> Router {
+    let described = described();
     let document = Bytes::from(described.document(|path| Dialect::of_path(path).error_schema()).to_string());
     let openapi = move || async move { ([(header::CONTENT_TYPE, "application/json")], document) };
-    Router::new()
+    let routes = Router::new()
         .merge(page::routes())
         .merge(described.into_router())
         .route("/openapi.json", get(openapi))
@@ -49,7 +54,16 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .layer(middleware::from_fn_with_state(Arc::clone(app), passage::check_origin))
         .layer(middleware::from_fn_with_state(Arc::clone(app), passage::check_host))
         .layer(middleware::from_fn_with_state(Arc::clone(app), passage::finish))
-        .with_state(Arc::clone(app))
+        .with_state(Arc::clone(app));
+    match app.interface().prefix.as_str() {
+        "" => routes,
+        prefix => {
+            let nothing = Router::new()
+                .fallback(not_found)
+                .layer(middleware::from_fn_with_state(Arc::clone(app), passage::finish));
+            Router::new().nest_service(prefix, routes).fallback_service(nothing)
+        }
+    }
 }
 
 /// Routes of Ollama that change models.

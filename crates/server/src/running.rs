@@ -45,6 +45,8 @@ struct RunningChoice {
     /// `None` once it has ended.
     id: Option<RequestId>,
     stops: Arc<Vec<String>>,
+    /// Whether control tokens are in the text.
+    control_text: bool,
     /// The number of tools that were called.
     calls: usize,
     /// Tokens whose text has not come yet.
@@ -95,6 +97,7 @@ impl Running {
             failed: false,
         };
         for Prepared { mut requests, stops, prompt } in prepared {
+            let control_text = requests.iter().any(|request| request.rules.control_text);
             let stops = Arc::new(stops);
             let first = running.choices.len();
             let flights: Vec<_> = requests.iter().map(|_| served.note_in_flight(prompt.len())).collect();
@@ -128,6 +131,7 @@ impl Running {
             running.choices.extend(ids.into_iter().zip(flights).map(|(id, flight)| RunningChoice {
                 id: Some(id),
                 stops: Arc::clone(&stops),
+                control_text,
                 calls: 0,
                 held: HeldTokens::default(),
                 flight,
@@ -157,6 +161,11 @@ impl Running {
         self.prompts.iter().map(Vec::len).sum()
     }
 
+    /// Whether control tokens are in the texts of the answers, by their names.
+    pub fn shows_control_text(&self) -> bool {
+        self.choices.iter().any(|choice| choice.control_text)
+    }
+
     /// Waits for the next event; `None` after the last one.
     pub async fn next(&mut self) -> Option<GenerationEvent> {
         while !self.has_ended() {
@@ -184,7 +193,11 @@ impl Running {
 
     /// Waits for the whole answers.
     pub async fn finish(mut self) -> Result<Vec<Choice>, ApiError> {
-        let mut parts: Vec<ChoiceParts> = self.choices.iter().map(|_| ChoiceParts::default()).collect();
+        let empty = |choice: &RunningChoice| ChoiceParts {
+            control_text: choice.control_text,
+            ..ChoiceParts::default()
+        };
+        let mut parts: Vec<ChoiceParts> = self.choices.iter().map(empty).collect();
         while let Some(event) = self.next().await {
             match event {
                 GenerationEvent::Failed(error) => return Err(error),
@@ -236,7 +249,8 @@ impl Running {
             Event::Embedding { .. } => return None,
             Event::Token { piece, logprobs } => {
                 self.unread.fetch_sub(1, Ordering::Relaxed);
-                let tokens = running.held.add(self.served.model.tokenizer().ok(), &piece, logprobs);
+                let bytes = self.served.text_bytes(piece.token, running.control_text);
+                let tokens = running.held.add(&bytes, &piece, logprobs);
                 let tool_calls = piece.tool_calls.into_iter().map(|piece| running.tool_call(piece)).collect();
                 GenerationEvent::Delta(Delta {
                     choice,
@@ -249,7 +263,8 @@ impl Running {
             }
             Event::Finished(finished) => {
                 running.id = None;
-                let tokens = running.held.finish(matches!(finished.finish, Finish::Stop(_)));
+                let tokens =
+                    running.held.finish(matches!(finished.finish, Finish::Stop(_) | Finish::StopToken(_)));
                 let finish = match FinishReason::new(&finished, &running.stops) {
                     FinishReason::End if running.calls > 0 => FinishReason::ToolCalls,
                     finish => finish,
@@ -315,7 +330,7 @@ fn check_room(served: &ServedModel, answers: usize) -> Result<(), ApiError> {
     let free = served.options.engine.sequences.saturating_sub(state.running);
     let room = served.options.queue.saturating_add(free).saturating_sub(state.waiting);
     match answers > 1 && answers > room {
-        true => Err(quadriga_llm::Error::QueueFull { waiting: state.waiting }.into()),
+        true => Err(quadriga_llm::Error::QueueFull { waiting: state.waiting.saturating_sub(free) }.into()),
         false => Ok(()),
     }
 }
@@ -417,11 +432,14 @@ struct ChoiceParts {
     sections: Vec<AnswerSection>,
     tokens: Vec<AnswerToken>,
     prompt_logprobs: Option<Vec<TokenLogprobs>>,
+    generated: Vec<u32>,
+    control_text: bool,
     done: Option<Done>,
 }
 
 impl ChoiceParts {
     fn add(&mut self, delta: Delta) {
+        self.generated.push(delta.token);
         delta.parts().into_iter().for_each(|part| AnswerSection::add(&mut self.sections, part));
         self.text.push_str(&delta.text);
         self.reasoning.push_str(&delta.reasoning);
@@ -447,6 +465,8 @@ impl ChoiceParts {
             sections: self.sections,
             tokens: self.tokens,
             prompt_logprobs: self.prompt_logprobs,
+            generated: self.generated,
+            control_text: self.control_text,
             done,
         })
     }

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::call::Call;
 use crate::error::{ApiError, ErrorKind};
+use crate::fields::Fields;
 use crate::model::{PlanPictures, ServedModel};
 use crate::openapi::schema::{answer, count, flag, list, nullable, number, one_of, request, text};
 use crate::openapi::{Answer, DescribedRoutes, Group, Operation};
@@ -197,8 +198,11 @@ fn model_status(served: &ServedModel) -> Value {
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
     let mut out = Exposition::default();
-    for served in app.models().loaded() {
-        served.metrics.write(&served.name, &served.state(), &mut out);
+    let in_use = app.models().in_use();
+    for (name, metrics) in app.models().metrics() {
+        let states: Vec<_> =
+            in_use.iter().filter(|served| served.name == name).map(|served| served.state()).collect();
+        metrics.write(&name, &states, &mut out);
     }
     app.requests().write(&mut out);
     process::write(&mut out);
@@ -206,17 +210,21 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
+/// The model that a body names.
+pub(crate) fn named_model<'f>(fields: &Fields<'f>) -> Result<&'f str, ApiError> {
+    fields.required_text("model")
+}
+
 /// Loads the model that the body names, and answers once that is done.
 async fn load_model(call: Call) -> Result<Json<Value>, ApiError> {
-    let name = call.fields().text("model")?.ok_or_else(|| call.fields().missing("model"))?;
-    call.app.models().load_named(name).await?;
+    let fields = call.fields();
+    call.app.models().load_named(named_model(&fields)?).await?;
     Ok(Json(json!({ "success": true })))
 }
 
 /// Unloads the model that the body names; answers that it is generating are finished.
 async fn unload_model(call: Call) -> Result<Json<Value>, ApiError> {
-    let name = call.fields().text("model")?.ok_or_else(|| call.fields().missing("model"))?;
-    call.app.models().unload(name)?;
+    call.app.models().unload(named_model(&call.fields())?)?;
     Ok(Json(json!({ "success": true })))
 }
 

@@ -294,19 +294,18 @@ fn old_functions_and_empty_lists_of_tools_are_refused() {
 fn fields_of_vllm_that_are_not_supported_are_refused_by_name() {
     let server = TestServer::start();
     for (name, on, off) in [
-        ("stop_token_ids", json!([5]), Some(json!([]))),
-        ("bad_words", json!(["x"]), Some(json!([]))),
-        ("allowed_token_ids", json!([5]), Some(Value::Null)),
-        ("min_tokens", json!(3), Some(json!(0))),
-        ("use_beam_search", json!(true), Some(json!(false))),
-        ("include_stop_str_in_output", json!(true), Some(json!(false))),
-        ("return_token_ids", json!(true), Some(json!(false))),
-        ("truncate_prompt_tokens", json!(4), None),
-        ("prompt_logprobs", json!(0), None),
+        ("use_beam_search", json!(true), json!(false)),
+        ("chat_template", json!("x"), json!("")),
+        ("echo", json!(true), json!(false)),
+        ("logprob_token_ids", json!([5]), json!([])),
+        ("logits_processors", json!(["x"]), json!([])),
+        ("repetition_detection", json!({ "min_count": 3 }), Value::Null),
+        ("return_tokens_as_token_ids", json!(true), json!(false)),
+        ("prompt_embeds", json!("AAAA"), Value::Null),
     ] {
         let ask = |value: Value| server.post("/v1/chat/completions", &with(hello(), json!({ name: value })));
         let refused = ask(on);
         assert_eq!((refused.status, refused.json()["error"]["param"].as_str()), (400, Some(name)));
-        ask(off.unwrap_or_default()).ok();
+        ask(off).ok();
     }
 }

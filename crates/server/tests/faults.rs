@@ -199,7 +199,7 @@ struct Reopening(Arc<Mutex<Vec<Arc<Sim>>>>);
 
 impl ModelLoader for Reopening {
     fn entries(&self) -> Vec<ModelEntry> {
-        vec![ModelEntry { name: "small".to_owned(), path: "small.gguf".into(), bytes: 1, modified: None }]
+        vec![ModelEntry { name: "small".to_owned(), path: "small.gguf".into(), ..ModelEntry::default() }]
     }
 
     fn load(&self, name: &str) -> Result<ServedModel, LoadError> {
@@ -247,7 +247,7 @@ struct Dividing(Arc<Mutex<Vec<[Arc<Sim>; 2]>>>);
 
 impl ModelLoader for Dividing {
     fn entries(&self) -> Vec<ModelEntry> {
-        vec![ModelEntry { name: "small".to_owned(), path: "small.gguf".into(), bytes: 1, modified: None }]
+        vec![ModelEntry { name: "small".to_owned(), path: "small.gguf".into(), ..ModelEntry::default() }]
     }
 
     fn load(&self, name: &str) -> Result<ServedModel, LoadError> {

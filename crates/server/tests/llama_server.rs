@@ -18,6 +18,13 @@ fn chunks(server: &TestServer, body: &Value) -> Vec<Value> {
 }
 
 #[test]
+fn streams_of_models_are_not_taken_for_a_model() {
+    let server = TestServer::start();
+    assert_eq!(server.get("/models/sse").status, 501);
+    assert_eq!(server.get("/v1/models/none").status, 404);
+}
+
+#[test]
 fn a_stream_is_the_completion() {
     let server = TestServer::start();
     let body = with(body(), json!({ "n_probs": 2, "return_tokens": true }));

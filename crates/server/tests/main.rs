@@ -12,6 +12,7 @@ mod defaults;
 mod dropped_connections;
 mod embeddings;
 mod faults;
+mod field_values;
 mod hostile_schemas;
 mod keys;
 mod llama_server;
@@ -21,6 +22,7 @@ mod ollama;
 mod openapi;
 mod responses;
 mod tool_choice;
+mod vllm;
 
 /// Files that are programs of their own, as they count what a whole process does.
 const APART: &[&str] = &["load", "transport", "main"];

@@ -30,16 +30,31 @@ impl ModelLoader for Loader {
         let entry = |name: &str| ModelEntry {
             name: name.to_owned(),
             path: format!("{name}.gguf").into(),
-            bytes: 1,
-            modified: None,
+            aliases: if name == "beta" { vec!["second".to_owned(), "alpha".to_owned()] } else { Vec::new() },
+            ..ModelEntry::default()
         };
-        ["alpha", "beta", "broken"].map(entry).into()
+        ["alpha", "beta", "broken", "damaged", "large"].map(entry).into()
+    }
+
+    fn check(&self, name: &str) -> Result<(), LoadError> {
+        match name {
+            "broken" => Err(LoadError::Failed("the file is damaged".to_owned())),
+            "large" => Err(LoadError::DoesNotFit("it is too large".to_owned())),
+            _ => Ok(()),
+        }
     }
 
     fn load(&self, name: &str) -> Result<ServedModel, LoadError> {
         self.loads.fetch_add(1, Ordering::SeqCst);
         if name == "broken" {
             return Err(LoadError::Failed("the file is damaged".to_owned()));
+        }
+        // What only shows when it is loaded.
+        if name == "damaged" {
+            return Err(LoadError::Failed("it has a broken tensor".to_owned()));
+        }
+        if name == "large" {
+            return Err(LoadError::DoesNotFit("it needs more memory".to_owned()));
         }
         let failed = |error: quadriga_llm::Error| LoadError::Failed(error.to_string());
         let model = crate::common::model::small();
@@ -130,13 +145,82 @@ fn models_are_loaded_when_they_are_named() {
         .iter()
         .map(|model| (model["id"].as_str().unwrap(), model["status"]["value"].as_str().unwrap()))
         .collect();
-    assert_eq!(states, [("alpha", "loaded"), ("beta", "loaded"), ("broken", "unloaded")]);
+    let unloaded = ["broken", "damaged", "large"].map(|name| (name, "unloaded"));
+    assert_eq!(states[..2], [("alpha", "loaded"), ("beta", "loaded")]);
+    assert_eq!(states[2..], unloaded);
     let status = server.get("/status").ok();
     assert_eq!(status["unloaded"][0]["model"], "broken");
     // Metrics of both are in one text, each name described once.
     let metrics = server.get("/metrics").text();
     assert_eq!(metrics.matches("# TYPE vllm:num_requests_running gauge").count(), 1);
     assert_eq!(metrics.matches("vllm:num_requests_running{").count(), 2);
+}
+
+/// A file that cannot be loaded pushes no model out, and one that only fails later gives it its place back.
+#[test]
+fn models_that_cannot_be_loaded_leave_the_others_where_they_are() {
+    for most in [1, 4] {
+        let several = several(1.5, ModelPolicy { most, keep_alive: Some(Duration::from_secs(500)) });
+        let server = &several.server;
+        server.post(CHAT, &named("alpha")).ok();
+        for name in ["broken", "large"] {
+            let before = several.loads.load(Ordering::SeqCst);
+            let status = if name == "broken" { 500 } else { 503 };
+            assert_eq!(server.post(CHAT, &named(name)).status, status, "{name}");
+            assert_eq!(several.loaded(), ["alpha"], "{name}");
+            assert!(several.loads.load(Ordering::SeqCst) <= before + 1, "{name}");
+        }
+        let answer = server.post(CHAT, &named("damaged"));
+        assert_eq!(answer.status, 500);
+        assert!(answer.text().contains("broken tensor"), "{}", answer.text());
+        while several.loaded() != ["alpha"] {}
+        server.post(CHAT, &named("alpha")).ok();
+        // One that can be loaded takes the place.
+        server.post(CHAT, &named("beta")).ok();
+        assert_eq!(several.loaded(), ["beta"]);
+    }
+}
+
+#[test]
+fn models_have_aliases() {
+    let several = several(4.0, ModelPolicy::default());
+    let server = &several.server;
+    for name in ["second", "second:latest", "beta"] {
+        assert_eq!(server.post(CHAT, &named(name)).ok()["model"], "beta", "{name}");
+    }
+    // The name of a model is stronger than an alias of another one.
+    assert_eq!(server.post(CHAT, &named("alpha")).ok()["model"], "alpha");
+    assert_eq!(server.get("/v1/models/second").ok()["id"], "beta");
+    assert_eq!(server.get("/v1/models").ok()["data"][1]["aliases"], json!(["second", "alpha"]));
+    server.post("/models/unload", &json!({ "model": "second" })).ok();
+    assert_eq!(several.loaded(), ["alpha"]);
+}
+
+/// A counter that starts again looks like a restart of the server.
+#[test]
+fn counters_go_on_when_a_model_is_loaded_again() {
+    let several = several(4.0, ModelPolicy::default());
+    let server = &several.server;
+    let counted = |name: &str| {
+        let text = server.get("/metrics").text();
+        let line = text.lines().find(|line| line.starts_with(&format!("{name}{{model_name=\"alpha\"}} ")));
+        line.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
+    };
+    const NAMES: [&str; 3] =
+        ["llamacpp:tokens_predicted_total", "llamacpp:n_decode_total", "vllm:prompt_tokens_total"];
+    assert_eq!(counted(NAMES[0]), None);
+    let mut before = [0.0; 3];
+    for round in 1..4 {
+        server.post(CHAT, &named("alpha")).ok();
+        let now = NAMES.map(|name| counted(name).unwrap());
+        assert!(now.iter().zip(&before).all(|(now, before)| now > before), "{round}: {now:?} {before:?}");
+        assert_eq!(now[0], 8.0 * f64::from(round));
+        server.post("/models/unload", &json!({ "model": "alpha" })).ok();
+        while several.sim.used_bytes() > 0 {}
+        before = NAMES.map(|name| counted(name).unwrap());
+        assert!(before.iter().zip(&now).all(|(after, now)| after >= now), "{round}: {before:?} {now:?}");
+        assert_eq!(counted("vllm:num_requests_running"), Some(0.0));
+    }
 }
 
 #[test]
@@ -242,13 +326,13 @@ fn clients_of_ollama_load_keep_and_unload_models() {
         |path: &str, body: Value| server.post(path, &body).ok()["done_reason"].as_str().unwrap().to_owned();
     let expires = || server.get("/api/ps").ok()["models"][0]["expires_at"].as_str().unwrap().to_owned();
     // Models are listed though none is loaded, and one that is not loaded need not be to be unloaded.
-    assert_eq!(names("/api/tags"), ["alpha", "beta", "broken"]);
+    assert_eq!(names("/api/tags"), ["alpha", "beta", "broken", "damaged", "large"]);
     assert_eq!(names("/api/ps"), Vec::<String>::new());
     assert_eq!(reason("/api/generate", json!({ "model": "alpha", "keep_alive": 0 })), "unload");
     assert_eq!(several.loads.load(Ordering::SeqCst), 0);
     let minutes = json!({ "model": "alpha:latest", "messages": [], "keep_alive": "5m" });
     assert_eq!(reason("/api/chat", minutes), "load");
-    assert_eq!((names("/api/ps"), names("/api/tags").len()), (vec!["alpha".to_owned()], 3));
+    assert_eq!((names("/api/ps"), names("/api/tags").len()), (vec!["alpha".to_owned()], 5));
     assert!(expires().starts_with("20"), "{}", expires());
     assert_eq!(reason("/api/generate", json!({ "model": "alpha", "keep_alive": -1 })), "load");
     assert!(expires().starts_with("9999"), "{}", expires());
@@ -317,7 +401,7 @@ struct Held(Arc<Barrier>, Setup);
 
 impl ModelLoader for Held {
     fn entries(&self) -> Vec<ModelEntry> {
-        vec![ModelEntry { name: "small".to_owned(), path: "small.gguf".into(), bytes: 1, modified: None }]
+        vec![ModelEntry { name: "small".to_owned(), path: "small.gguf".into(), ..ModelEntry::default() }]
     }
 
     fn load(&self, _: &str) -> Result<ServedModel, LoadError> {

@@ -184,9 +184,41 @@ fn strict_schemas_that_cannot_be_compiled_are_refused() {
     let answer = server.post(CHAT, &with_schema(true));
     assert_eq!(answer.status, 400, "{}", answer.text());
     assert!(answer.json()["error"]["message"].as_str().unwrap().contains("odd"), "{}", answer.text());
-    // Otherwise its arguments are any object.
+    // Otherwise it loses its pattern.
     let whole = server.post(CHAT, &with(with_schema(false), json!({ "max_tokens": 40 }))).ok();
     assert_eq!(whole["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "odd", "{whole}");
+}
+
+/// A keyword that cannot be enforced takes none of the others with it.
+#[test]
+fn schemas_that_are_not_strict_lose_only_what_cannot_be_enforced() {
+    for (name, template) in TEMPLATES {
+        let server = server(template);
+        let properties = json!({
+            "side": { "enum": ["left", "right"], "not": { "const": "left" } },
+            "count": { "type": "integer", "minimum": 3, "maximum": 5, "if": {} },
+            "code": { "enum": ["k1", "k2"], "pattern": "(?=k)" },
+            "kind": { "$ref": "#/$defs/kind" },
+        });
+        let definitions = json!({ "kind": { "$ref": "#/$defs/letter" }, "letter": { "enum": ["x", "y"], "pattern": "(?=x)" } });
+        let parameters = json!({ "type": "object", "properties": properties, "additionalProperties": false,
+            "required": ["side", "count", "code", "kind"], "$defs": definitions, "dependentRequired": { "side": ["count"] } });
+        let function = json!({ "name": "odd", "parameters": parameters });
+        let tools = json!({ "tools": [{ "type": "function", "function": function }], "max_tokens": 200 });
+        for seed in 0..4 {
+            let more =
+                with(tools.clone(), json!({ "seed": seed, "temperature": 1.5, "reasoning_effort": "none" }));
+            let whole = server.post(CHAT, &with(request(json!("required")), more)).ok();
+            let text = &whole["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"];
+            let arguments: Value =
+                serde_json::from_str(text.as_str().unwrap_or_else(|| panic!("{name}: {whole}")))
+                    .unwrap_or_else(|error| panic!("{name}: {error}: {whole}"));
+            assert!(["left", "right"].map(Value::from).contains(&arguments["side"]), "{name}: {whole}");
+            assert!((3..=5).contains(&arguments["count"].as_i64().unwrap()), "{name}: {whole}");
+            assert!(["k1", "k2"].map(Value::from).contains(&arguments["code"]), "{name}: {whole}");
+            assert!(["x", "y"].map(Value::from).contains(&arguments["kind"]), "{name}: {whole}");
+        }
+    }
 }
 
 #[test]

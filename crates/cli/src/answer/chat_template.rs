@@ -6,7 +6,7 @@ use quadriga_llm::reasoning::ReasoningFormat;
 use super::{AnswerOptions, read_text};
 use crate::answer_printer::ReasoningOutput;
 use crate::failure::{Failure, Outcome};
-use crate::model_options::Prepared;
+use crate::prepared_model::Prepared;
 
 impl AnswerOptions {
     /// Replaces the model's chat template where the options say so. One that cannot be parsed is an error, unless it is not used.

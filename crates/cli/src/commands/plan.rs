@@ -17,7 +17,8 @@ use crate::commands::plan_placement::{PlacementReport, PlanWithPlacement};
 use crate::commands::plan_ranks::RankReport;
 use crate::commands::synth::{self, Preset};
 use crate::failure::{Failure, Outcome};
-use crate::model_options::{ModelOptions, Prepared};
+use crate::model_options::ModelOptions;
+use crate::prepared_model::Prepared;
 use crate::terminal::{self, Escaping};
 use crate::{known_limits, serving_options, size, values};
 

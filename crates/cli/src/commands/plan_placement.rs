@@ -11,7 +11,7 @@ use quadriga_view::format::{count, list, plural, seconds};
 use serde::Serialize;
 
 use crate::failure::Outcome;
-use crate::model_options::Prepared;
+use crate::prepared_model::Prepared;
 use crate::size;
 
 /// A model's placement and its estimated speed, as `plan --json` has them.

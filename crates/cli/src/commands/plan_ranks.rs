@@ -9,7 +9,7 @@ use quadriga_view::format::{count, plural, seconds};
 use serde::Serialize;
 
 use crate::failure::{Failure, Outcome};
-use crate::model_options::Prepared;
+use crate::prepared_model::Prepared;
 use crate::{size, terminal};
 
 /// The rates of the backends of each of so many ranks of one machine that compute at once.

@@ -4,13 +4,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use llguidance::{Matcher, ParserFactory};
 use rustc_hash::FxHashMap;
+use serde_json::Value;
 
 use super::grammar::Grammar;
 use super::hook::ConstraintHook;
 use super::mask::{MaskJob, plain};
 use super::vocabulary::TokenTrie;
 use super::workers::Workers;
-use super::{bounds, mask, reasoning, source, vocabulary};
+use super::{bounds, mask, reasoning, relaxed, source, vocabulary};
 use crate::reasoning::ReasoningSplitter;
 use crate::sampling_hook::SamplingHook;
 use crate::tokenizer::Tokenizer;
@@ -26,6 +27,8 @@ pub struct ConstraintEngine {
     workers: Arc<Workers>,
     /// Control tokens and others that are never split, by their text.
     special: FxHashMap<String, u32>,
+    /// The latest schemas that were relaxed, with what was left of them; the latest last.
+    relaxed: Mutex<Vec<(Value, Value)>>,
     /// The latest grammars that were compiled, with what comes before the answer; the latest last.
     compiled: Mutex<Vec<(Grammar, Option<String>, Constraint)>>,
 }
@@ -40,7 +43,13 @@ impl ConstraintEngine {
         *factory.limits_mut() = bounds::limits();
         let workers = Arc::new(Workers::start()?);
         let special = vocabulary::special_tokens(tokenizer);
-        Ok(ConstraintEngine { factory: Arc::new(factory), workers, special, compiled: Mutex::default() })
+        Ok(ConstraintEngine {
+            factory: Arc::new(factory),
+            workers,
+            special,
+            relaxed: Mutex::default(),
+            compiled: Mutex::default(),
+        })
     }
 
     /// Compiles the grammar of a whole output.
@@ -66,9 +75,33 @@ impl ConstraintEngine {
         if let Some(constraint) = self.find(grammar, &before) {
             return Ok(constraint);
         }
+        let constraint = self.compile_anew(grammar, before.clone())?;
+        self.keep(grammar, before, &constraint);
+        Ok(constraint)
+    }
+
+    /// A schema of objects without the parts that cannot be enforced; of any object if they are not found with bounded work.
+    pub(crate) fn relaxed(&self, schema: &Value) -> Value {
+        let known = |relaxed: &Vec<(Value, Value)>| {
+            relaxed.iter().find(|(other, _)| other == schema).map(|(_, found)| found.clone())
+        };
+        if let Some(found) = known(&self.relaxed.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return found;
+        }
+        let compiles = |part: &Value| self.compile_anew(&Grammar::JsonSchema(part.clone()), None).is_ok();
+        let found = relaxed::relaxed(schema, &compiles);
+        let mut relaxed = self.relaxed.lock().unwrap_or_else(PoisonError::into_inner);
+        if relaxed.len() >= KEPT {
+            relaxed.remove(0);
+        }
+        relaxed.push((schema.clone(), found.clone()));
+        found
+    }
+
+    fn compile_anew(&self, grammar: &Grammar, before: Option<String>) -> Result<Constraint> {
         let failed = |reason| Error::Grammar { grammar: grammar.name(), reason };
         let answer = source::of(grammar, &|name| self.special.get(name).copied()).map_err(failed)?;
-        let top_level = source::top_level(answer, before.clone());
+        let top_level = source::top_level(answer, before);
         let factory = Arc::clone(&self.factory);
         // The compiler recurses over the grammar.
         let thread = std::thread::Builder::new().name("quadriga-grammar".to_owned());
@@ -81,12 +114,10 @@ impl ConstraintEngine {
         });
         let compiled = compiled.map_err(|error| Error::Thread { reason: error.to_string() })?.join();
         let compiled = compiled.unwrap_or_else(|_| Err("its compiler failed".to_owned()));
-        let constraint = Constraint {
+        Ok(Constraint {
             matcher: Arc::new(Mutex::new(compiled.map_err(failed)?)),
             workers: Arc::clone(&self.workers),
-        };
-        self.keep(grammar, before, &constraint);
-        Ok(constraint)
+        })
     }
 
     fn find(&self, grammar: &Grammar, before: &Option<String>) -> Option<Constraint> {

@@ -9,7 +9,11 @@
 /// let date = Grammar::Regex(r"\d{4}-\d{2}-\d{2}".into());
 /// let list = Grammar::Gbnf("root ::= (\"- \" [^\\n]+ \"\\n\")+".into());
 /// let verdict = Grammar::Choices(vec!["yes".into(), "no".into()]);
-/// let person = Grammar::JsonSchema(json!({ "properties": { "name": { "type": "string" } }, "required": ["name"] }));
+/// let person = Grammar::JsonSchema(json!({
+///     "type": "object",
+///     "properties": { "name": { "type": "string" } },
+///     "required": ["name"],
+/// }));
 /// # assert!([date, list, verdict, person].iter().all(|grammar| !grammar.name().is_empty()));
 /// ```
 #[derive(Clone, Debug, PartialEq)]

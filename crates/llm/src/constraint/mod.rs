@@ -42,6 +42,8 @@ mod mask;
 #[cfg(feature = "constraint")]
 mod reasoning;
 #[cfg(feature = "constraint")]
+mod relaxed;
+#[cfg(feature = "constraint")]
 mod schema;
 #[cfg(feature = "constraint")]
 mod source;

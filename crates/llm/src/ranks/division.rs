@@ -138,7 +138,8 @@ impl TensorDivision {
     pub(super) fn heaviest_slot(&self, stage: &Range<usize>) -> f64 {
         let of = |layer: &LayerDivision| {
             // A latent cache is whole on every rank.
-            let share = if layer.attention.cached { layer.slowest_share } else { 1.0 };
+            let is_divided = layer.units.kind == GroupKind::KeyValueHeads;
+            let share = if is_divided { layer.slowest_share } else { 1.0 };
             share * slot_bytes(&layer.shape)
         };
         self.layers.get(stage.clone()).unwrap_or_default().iter().map(of).sum()

@@ -347,9 +347,8 @@ fn divide(
             }
         }
     }
-    let shares_keys = |(division, _): &(Division, [f64; 2])| {
-        division.2.as_ref().is_some_and(TensorDivision::shares_keys)
-    };
+    let shares_keys =
+        |(division, _): &(Division, [f64; 2])| division.2.as_ref().is_some_and(TensorDivision::shares_keys);
     if !found.iter().all(shares_keys) {
         found.retain(|one| !shares_keys(one));
     }

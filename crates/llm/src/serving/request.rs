@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::answer::{Finish, TextPiece, TokenCounts};
+use crate::answer_rules::AnswerRules;
 use crate::constraint::Grammar;
 use crate::generator::GeneratorOptions;
 use crate::hyperparameters::Pooling;
@@ -43,13 +44,15 @@ pub struct Request {
     pub max_tokens: Option<usize>,
     /// Stop strings: the answer ends before the first of them.
     pub stops: Vec<String>,
+    /// Which tokens the answer may have, and where else it ends.
+    pub rules: AnswerRules,
     /// Sees the logits before each token is sampled, and may change them: for grammars, for example.
     pub hook: Option<Box<dyn SamplingHook>>,
     /// The number of most probable tokens whose log-probabilities are reported beside that of each token; `None`: no
     /// log-probabilities. At most 1,000.
     pub logprobs: Option<usize>,
-    /// Whether the log-probabilities of the prompt's tokens are reported, too.
-    pub prompt_logprobs: bool,
+    /// The same for the tokens of the prompt.
+    pub prompt_logprobs: Option<usize>,
     /// The prompt is embedded, and nothing is generated: how the vectors of its tokens become one. [`Pooling::Rank`] is for encoders.
     pub embedding: Option<Pooling>,
     /// Whether each part of the prompt is reported when it is computed, as [`Event::Progress`].
@@ -72,9 +75,19 @@ impl Request {
     /// The last message of a conversation, rendered with the model's chat template. Sampling options, stop strings, the largest
     /// number of tokens, grammar and all that concerns the template are those of `options`.
     pub fn chat(model: &Model, options: &GeneratorOptions, messages: &[Message]) -> Result<Request> {
+        Request::chat_with(model, options, messages, true)
+    }
+
+    /// As [`chat`](Self::chat); without generation prompt, the model itself begins the message that follows.
+    pub fn chat_with(
+        model: &Model,
+        options: &GeneratorOptions,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<Request> {
         let format = options.format(model);
         let messages = &format.with_tools(messages)?;
-        let prompt = format.tokenize(messages, true)?;
+        let prompt = format.tokenize(messages, add_generation_prompt)?;
         let opens = !format.is_forged(messages)?;
         let mut request = Request {
             tool_calls: format.tool_call_parser()?,
@@ -153,9 +166,10 @@ impl Request {
             sampling: SamplingOptions::default(),
             max_tokens: None,
             stops: Vec::new(),
+            rules: AnswerRules::default(),
             hook: None,
             logprobs: None,
-            prompt_logprobs: false,
+            prompt_logprobs: None,
             embedding: None,
             progress: false,
             priority: 0,
@@ -177,6 +191,8 @@ pub struct RequestId(pub(super) u64);
 pub struct TokenLogprobs {
     /// That of the token.
     pub logprob: f64,
+    /// The token's place among all by their probability, from 1.
+    pub rank: usize,
     /// The most probable tokens with theirs, most probable first.
     pub top: Vec<(u32, f64)>,
 }
@@ -234,7 +250,8 @@ pub(super) fn check(request: &Request, context: usize, vocabulary: usize) -> Res
     if request.prompt.is_empty() {
         return Err(Error::EmptyPrompt);
     }
-    if let Some(top) = request.logprobs.filter(|top| *top > MAX_LOGPROBS) {
+    let wanted = request.logprobs.max(request.prompt_logprobs);
+    if let Some(top) = wanted.filter(|top| *top > MAX_LOGPROBS) {
         let name = "the number of log-probabilities";
         return Err(Error::Option { name, value: top.to_string(), wanted: "at most 1000" });
     }
@@ -246,6 +263,7 @@ pub(super) fn check(request: &Request, context: usize, vocabulary: usize) -> Res
     if needed > context {
         return Err(Error::ContextFull { wanted: needed, used: 0, context });
     }
+    request.rules.check(vocabulary)?;
     match request.prompt.iter().find(|token| **token as usize >= vocabulary) {
         Some(token) => Err(Error::Token { token: *token, count: vocabulary }),
         None => Ok(()),

@@ -59,13 +59,16 @@ pub(super) struct Sequence {
     text: AnswerText,
     max_tokens: usize,
     past_end: bool,
+    /// Tokens that end the answer, beside those of the model, and whether the last one is a part of its text.
+    stop_tokens: Vec<u32>,
+    keep_stop: bool,
     /// Whether parts of the prompt are reported as they are computed.
     progress: bool,
     logprobs: Option<usize>,
     /// How the prompt is embedded, if it is, and the vectors of its tokens so far.
     embedding: Option<(Pooling, Vec<f32>)>,
-    /// Those of the prompt so far, if they are wanted.
-    prompt_logprobs: Option<Vec<TokenLogprobs>>,
+    /// Those of the prompt so far, if they are wanted, and how many most probable tokens each has.
+    prompt_logprobs: Option<(usize, Vec<TokenLogprobs>)>,
     /// Guesses at the tokens after the last one; computed in the same step.
     pub(super) draft: Vec<u32>,
     pub(super) lookup: Option<Lookup>,
@@ -88,10 +91,13 @@ pub(super) enum Outcome {
 impl Sequence {
     pub(super) fn new(
         id: RequestId,
-        request: Request,
+        mut request: Request,
         model: &Model,
         lookup: Option<Lookup>,
     ) -> Result<Sequence> {
+        if let Some(rules) = request.rules.hook(model) {
+            request.add_hook(Box::new(rules));
+        }
         let mut sampler = Sampler::for_model(request.sampling, model)?;
         request.prompt.iter().for_each(|token| sampler.accept(*token));
         let prompt = request.prompt.len();
@@ -123,13 +129,16 @@ impl Sequence {
             lane: 0,
             sampler,
             hook: request.hook,
-            text: AnswerText::new(request.stops, request.reasoning, request.tool_calls),
+            text: AnswerText::new(request.stops, request.reasoning, request.tool_calls)
+                .with_rules(&request.rules),
             max_tokens: request.max_tokens.unwrap_or(usize::MAX),
             past_end: request.past_end,
+            stop_tokens: request.rules.stop_tokens,
+            keep_stop: request.rules.keep_stop,
             progress: request.progress,
             logprobs: request.logprobs,
             embedding: request.embedding.map(|pooling| (pooling, Vec::new())),
-            prompt_logprobs: request.prompt_logprobs.then(Vec::new),
+            prompt_logprobs: request.prompt_logprobs.map(|top| (top, Vec::new())),
             draft: Vec::new(),
             lookup,
             counts: TokenCounts { prompt, ..TokenCounts::default() },
@@ -287,14 +296,14 @@ impl Sequence {
         if self.embedding.is_some() {
             return self.embed(engine, first..first + known, output, events);
         }
-        if let Some(logprobs) = &mut self.prompt_logprobs {
+        if let Some((top, logprobs)) = &mut self.prompt_logprobs {
             // A sequence that was put back computes its prompt again.
             logprobs.truncate(first);
             for position in first..first + known {
                 let Some(next) = self.tokens.get(position + 1).filter(|_| position + 1 < self.prompt) else {
                     break;
                 };
-                logprobs.push(logprobs_of(engine.logits(output)?, *next, self.logprobs.unwrap_or(0))?);
+                logprobs.push(logprobs_of(engine.logits(output)?, *next, *top)?);
                 output += 1;
             }
         }
@@ -306,7 +315,7 @@ impl Sequence {
         if self.computed < self.tokens.len() {
             return Ok(Outcome::Running);
         }
-        if let Some(logprobs) = self.prompt_logprobs.take() {
+        if let Some((_, logprobs)) = self.prompt_logprobs.take() {
             events.push((self.id, Event::Prompt { logprobs }));
         }
         if self.max_tokens == 0 {
@@ -403,14 +412,17 @@ impl Sequence {
         if !self.past_end && tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token)) {
             finish = Some(Finish::End);
         } else {
+            let is_stop = self.stop_tokens.contains(&token);
             let mut stopped_by = None;
-            if let Some(tokenizer) = tokenizer {
+            if let Some(tokenizer) = tokenizer.filter(|_| !is_stop || self.keep_stop) {
                 let was_reasoning = self.text.is_reasoning();
                 (parts, stopped_by) = self.text.push(tokenizer, token)?;
                 self.counts.reasoning += usize::from(was_reasoning || self.text.is_reasoning());
             }
             if let Some(number) = stopped_by {
                 finish = Some(Finish::Stop(number));
+            } else if is_stop {
+                finish = Some(Finish::StopToken(token));
             } else if self.counts.answer >= self.max_tokens {
                 finish = Some(Finish::Length);
             } else if self.tokens.len() >= context {
@@ -453,5 +465,7 @@ impl Sequence {
 fn logprobs_of(logits: &[f32], token: u32, top: usize) -> Result<TokenLogprobs> {
     let logprob = log_probability(logits, token)?;
     let top = if top == 0 { Vec::new() } else { top_log_probabilities(logits, top)? };
-    Ok(TokenLogprobs { logprob, top })
+    let own = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
+    let rank = 1 + logits.iter().filter(|logit| **logit > own).count();
+    Ok(TokenLogprobs { logprob, rank, top })
 }

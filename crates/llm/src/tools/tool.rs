@@ -9,7 +9,7 @@ pub struct Tool {
     pub name: String,
     /// The JSON schema of its arguments, an object.
     pub parameters: Value,
-    /// Whether a schema that cannot be enforced is an error. Otherwise its arguments are any object then.
+    /// Whether a schema that cannot be enforced is an error. Otherwise the parts of it that cannot be are left out.
     pub strict: bool,
 }
 

@@ -2,16 +2,20 @@
 
 use serde_json::{Value, json};
 
+use super::vllm_fields;
 use crate::constraint::{Constraint, ToolChoice};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::openapi::schema::{
-    any_object, any_of, filled_list, flag, list, one_of, request, text, with_field,
+    self, any_object, any_of, filled_list, flag, list, one_of, request, text, with, with_field,
 };
 
 /// The form that `response_format`, `json_schema` or `grammar` ask for, or the fields that vLLM has for the same.
 pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
     check_alone(fields, FIELDS)?;
+    // Wrong values are found whichever field counts.
+    let syntax = fields.one_of(SYNTAX, SYNTAXES)?;
+    white_space(fields, "guided_")?;
     if let Some(format) = fields.object("response_format")? {
         let known = ["text", "json_object", "json_schema", "regex", "grammar"];
         match format.one_of("type", &known)?.ok_or_else(|| format.missing("type"))? {
@@ -36,12 +40,16 @@ pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
                 let pattern = format.text("pattern")?.or(format.text("regex")?);
                 return Ok(Constraint::Regex(pattern.ok_or_else(|| format.missing("pattern"))?.to_owned()));
             }
-            "grammar" => return Ok(grammar(format.required_text("grammar")?)),
+            "grammar" => {
+                let source = format.required_text("grammar")?;
+                return Ok(grammar(source, format.one_of("syntax", SYNTAXES)?));
+            }
             _ => {}
         }
     }
     if let Some(outputs) = fields.object("structured_outputs")? {
         check_alone(&outputs, &["json", "json_object", "regex", "choice", "grammar"])?;
+        vllm_fields::refuse(&outputs, &["structural_tag", "disable_additional_properties"])?;
         if let Some(constraint) = guided(&outputs, "")? {
             return Ok(constraint);
         }
@@ -54,7 +62,7 @@ pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
         return Ok(Constraint::JsonSchema(schema));
     }
     Ok(match grammar_text {
-        Some(source) => grammar(source),
+        Some(source) => grammar(source, syntax),
         None => Constraint::None,
     })
 }
@@ -98,13 +106,26 @@ pub fn constraint_field(fields: &Fields<'_>) -> Option<&'static str> {
     FIELDS.iter().find(|name| fields.has(name)).copied()
 }
 
-/// A grammar: in Lark, if it says so as llama-server's users write it, or if it has Lark's first rule; otherwise in GBNF.
-fn grammar(source: &str) -> Constraint {
-    let is_lark = source.trim_start().starts_with("%llguidance")
-        || source.lines().any(|line| {
-            // GBNF has `::=` there.
-            line.trim_start().strip_prefix("start:").is_some_and(|rule| !rule.starts_with(":="))
-        });
+/// The notations of grammars, and the field that names the one of `grammar` and `guided_grammar`.
+const SYNTAXES: &[&str] = &["gbnf", "lark"];
+const SYNTAX: &str = "grammar_syntax";
+
+/// A grammar in the notation that is named. Without a name it is in Lark, if it says so as llama-server's users write it, or if
+/// it has Lark's first rule; otherwise in GBNF.
+fn grammar(source: &str, syntax: Option<&str>) -> Constraint {
+    let is_first_rule = |line: &str| {
+        let Some(rest) = line.trim_start().strip_prefix("start") else { return false };
+        // Lark has attributes in brackets there, GBNF `::=`.
+        let rest = match rest.strip_prefix('[').and_then(|attributes| attributes.split_once(']')) {
+            Some((_, rest)) => rest,
+            None => rest,
+        };
+        rest.trim_start().strip_prefix(':').is_some_and(|rule| !rule.starts_with(":="))
+    };
+    let is_lark = match syntax {
+        Some(syntax) => syntax == "lark",
+        None => source.trim_start().starts_with("%llguidance") || source.lines().any(is_first_rule),
+    };
     match is_lark {
         true => Constraint::Lark(source.to_owned()),
         false => Constraint::Gbnf(source.to_owned()),
@@ -114,18 +135,23 @@ fn grammar(source: &str) -> Constraint {
 /// The fields of vLLM, with a prefix.
 fn guided(fields: &Fields<'_>, prefix: &str) -> Result<Option<Constraint>, ApiError> {
     let name = |field: &str| format!("{prefix}{field}");
+    let white_space = white_space(fields, prefix)?;
+    let syntax = fields.one_of(if prefix.is_empty() { "syntax" } else { SYNTAX }, SYNTAXES)?;
     if let Some(schema) = fields.value(&name("json")) {
         // A schema may be JSON text, too.
-        let parsed = schema.as_str().map(serde_json::from_str::<Value>);
-        let schema = match parsed {
-            Some(Ok(schema)) => schema,
-            Some(Err(error)) => return Err(fields.error(&name("json"), format!("is no JSON: {error}"))),
-            None => schema.clone(),
+        let schema = match schema {
+            Value::String(text) => serde_json::from_str::<Value>(text)
+                .map_err(|error| fields.error(&name("json"), format!("is no JSON: {error}")))?,
+            Value::Object(_) => schema.clone(),
+            _ => return Err(fields.error(&name("json"), "must be an object, or the text of one")),
         };
-        return Ok(Some(Constraint::JsonSchema(schema)));
+        return Ok(Some(Constraint::JsonSchema(with_white_space(schema, white_space))));
     }
     if fields.flag(&name("json_object"))? == Some(true) {
-        return Ok(Some(Constraint::JsonObject));
+        return Ok(Some(match white_space {
+            Some(_) => Constraint::JsonSchema(with_white_space(json!({ "type": "object" }), white_space)),
+            None => Constraint::JsonObject,
+        }));
     }
     if let Some(pattern) = fields.text(&name("regex"))? {
         return Ok(Some(Constraint::Regex(pattern.to_owned())));
@@ -133,7 +159,39 @@ fn guided(fields: &Fields<'_>, prefix: &str) -> Result<Option<Constraint>, ApiEr
     if let Some(choices) = fields.texts(&name("choice"))? {
         return Ok(Some(Constraint::Choices(choices)));
     }
-    Ok(fields.text(&name("grammar"))?.map(grammar))
+    Ok(fields.text(&name("grammar"))?.map(|source| grammar(source, syntax)))
+}
+
+/// How JSON is spaced, if vLLM's fields say so: settings of the schema's compiler.
+fn white_space(fields: &Fields<'_>, prefix: &str) -> Result<Option<Value>, ApiError> {
+    let pattern = fields.text(&format!("{prefix}whitespace_pattern"))?;
+    Ok(match fields.flag(&format!("{prefix}disable_any_whitespace"))? {
+        Some(true) => Some(json!({ "whitespace_flexible": false, "coerce_one_of": true })),
+        _ => pattern.map(|pattern| json!({ "whitespace_pattern": pattern, "coerce_one_of": true })),
+    })
+}
+
+/// A schema with settings of its compiler, unless it has some of its own.
+fn with_white_space(mut schema: Value, settings: Option<Value>) -> Value {
+    if let (Some(fields), Some(settings)) = (schema.as_object_mut(), settings) {
+        fields.entry("x-guidance").or_insert(settings);
+    }
+    schema
+}
+
+/// The name of a tool: one that models write as a whole, and that all templates keep.
+pub(crate) fn tool_name<'f>(tool: &Fields<'f>) -> Result<&'f str, ApiError> {
+    let name = tool.required_text("name")?;
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:/-".contains(&byte);
+    match (1..=128).contains(&name.len()) && name.bytes().all(is_plain) {
+        true => Ok(name),
+        false => {
+            let shown: String = name.chars().take(64).collect();
+            let problem =
+                format!("is {shown:?}; it must have 1 to 128 letters, digits and characters of \"_-.:/\"");
+            Err(tool.error("name", problem))
+        }
+    }
 }
 
 /// The definitions of tools, in the format that templates know.
@@ -150,7 +208,7 @@ pub fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
             return Err(tool.error("type", format!("is {kind:?}; only functions are supported")));
         }
         let function = tool.object("function")?.ok_or_else(|| tool.missing("function"))?;
-        let name = function.required_text("name")?;
+        let name = tool_name(&function)?;
         function.text("description")?;
         function.map("parameters")?;
         function.flag("strict")?;
@@ -222,9 +280,32 @@ pub fn tool_choice(fields: &Fields<'_>, tools: &[Value]) -> Result<ToolChoice, A
     Ok(choice)
 }
 
-/// The schema of the fields that ask for a form of the answer, by llama-server's names.
+/// The schema of the fields that ask for a form of the answer, by llama-server's and vLLM's names.
 pub(crate) fn grammar_schema() -> Value {
-    json!({ "grammar": text(), "json_schema": any_object() })
+    let schema = || any_of([any_object(), text()]);
+    let choices = || any_of([text(), filled_list(text())]);
+    let outputs = json!({
+        "json": schema(),
+        "json_object": flag(),
+        "regex": text(),
+        "choice": choices(),
+        "grammar": text(),
+        "syntax": one_of(SYNTAXES),
+        "whitespace_pattern": text(),
+        "disable_any_whitespace": flag(),
+    });
+    json!({
+        "grammar": text(),
+        "grammar_syntax": one_of(SYNTAXES),
+        "json_schema": any_object(),
+        "guided_json": schema(),
+        "guided_json_object": flag(),
+        "guided_regex": text(),
+        "guided_choice": choices(),
+        "guided_grammar": text(),
+        "guided_whitespace_pattern": text(),
+        "structured_outputs": request(&[], outputs, []),
+    })
 }
 
 /// The schema of `tool_choice`: the name of a function is in an object of its own or not, and so are those that are allowed.
@@ -253,10 +334,20 @@ pub(crate) fn tool_choice_schema() -> Value {
 pub(crate) fn schema() -> Value {
     let function = request(
         &["name"],
-        json!({ "name": text(), "description": text(), "parameters": any_object(), "strict": flag() }),
+        json!({ "name": schema::tool_name(), "description": text(), "parameters": any_object(), "strict": flag() }),
         [],
     );
     let tool = request(&["function"], json!({ "type": one_of(&["function"]), "function": function }), []);
+    let fields = json!({
+        "tools": list(tool),
+        "tool_choice": tool_choice_schema(),
+        "parallel_tool_calls": flag(),
+    });
+    with(fields, response_format_schema())
+}
+
+/// The schema of `response_format`.
+pub(crate) fn response_format_schema() -> Value {
     let schema =
         request(&["schema"], json!({ "name": text(), "schema": any_object(), "strict": flag() }), []);
     let format = any_of([
@@ -274,12 +365,11 @@ pub(crate) fn schema() -> Value {
         ),
         request(&["type", "pattern"], json!({ "type": one_of(&["regex"]), "pattern": text() }), []),
         request(&["type", "regex"], json!({ "type": one_of(&["regex"]), "regex": text() }), []),
-        request(&["type", "grammar"], json!({ "type": one_of(&["grammar"]), "grammar": text() }), []),
+        request(
+            &["type", "grammar"],
+            json!({ "type": one_of(&["grammar"]), "grammar": text(), "syntax": one_of(SYNTAXES) }),
+            [],
+        ),
     ]);
-    json!({
-        "tools": list(tool),
-        "tool_choice": tool_choice_schema(),
-        "parallel_tool_calls": flag(),
-        "response_format": format,
-    })
+    json!({ "response_format": format })
 }

@@ -11,6 +11,7 @@ pub mod openai;
 mod prompt_fields;
 pub mod sampling_fields;
 pub mod timings;
+mod vllm_fields;
 
 /// Whose interface a route belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

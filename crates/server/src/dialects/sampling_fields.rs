@@ -29,7 +29,7 @@ pub fn sampling(fields: &Fields<'_>, served: &ServedModel) -> Result<SamplingOpt
         xtc_probability: float("xtc_probability", defaults.xtc_probability)?,
         xtc_threshold: float("xtc_threshold", defaults.xtc_threshold)?,
         repeat_penalty: aliased("repeat_penalty", "repetition_penalty", defaults.repeat_penalty)?,
-        repeat_last_n: last_n(fields, "repeat_last_n", defaults.repeat_last_n)?,
+        repeat_last_n: last_n(fields, "repeat_last_n", if_repetition(fields, defaults.repeat_last_n))?,
         presence_penalty: float("presence_penalty", defaults.presence_penalty)?,
         frequency_penalty: float("frequency_penalty", defaults.frequency_penalty)?,
         dry: DryOptions {
@@ -131,21 +131,10 @@ fn keep_samplers(fields: &Fields<'_>, options: &mut SamplingOptions) -> Result<(
     Ok(())
 }
 
-/// Refuses what llama-server or vLLM has and the engine has not, unless its value is the one that turns it off.
+/// Refuses what llama-server has and the engine has not, unless its value is the one that turns it off.
 pub fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
     let refused = |name: &str| Err(fields.error(name, "is not supported; leave it out"));
-    for name in ["stop_token_ids", "bad_words", "allowed_token_ids"] {
-        if fields.list(name)?.is_some_and(|list| !list.is_empty()) {
-            return refused(name);
-        }
-    }
-    // No value of these turns them off.
-    for name in ["truncate_prompt_tokens", "prompt_logprobs"] {
-        if fields.has(name) {
-            return refused(name);
-        }
-    }
-    for name in ["mirostat", "n_indent", "min_tokens"] {
+    for name in ["mirostat", "n_indent"] {
         if fields.integer(name)?.unwrap_or(0) > 0 {
             return refused(name);
         }
@@ -158,13 +147,7 @@ pub fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
     if fields.number("adaptive_target")?.unwrap_or(-1.0) >= 0.0 {
         return refused("adaptive_target");
     }
-    for name in [
-        "post_sampling_probs",
-        "grammar_lazy",
-        "use_beam_search",
-        "include_stop_str_in_output",
-        "return_token_ids",
-    ] {
+    for name in ["post_sampling_probs", "grammar_lazy"] {
         if fields.flag(name)?.unwrap_or(false) {
             return refused(name);
         }
@@ -194,6 +177,7 @@ pub(crate) fn schema() -> Value {
         "xtc_probability": share(),
         "xtc_threshold": share(),
         "repeat_penalty": { "type": "number", "exclusiveMinimum": 0, "maximum": 1e30 },
+        "repetition_penalty": { "type": "number", "exclusiveMinimum": 0, "maximum": 1e30 },
         "repeat_last_n": last_n(),
         "presence_penalty": any(),
         "frequency_penalty": any(),
@@ -225,6 +209,14 @@ fn seed(fields: &Fields<'_>, served: &ServedModel) -> Result<u64, ApiError> {
         None => None,
     };
     seed.unwrap_or_else(|| Ok(served.seed.unwrap_or_else(random_seed)))
+}
+
+/// The tokens that count for penalties by default: for vLLM's name of the repetition penalty all, as there.
+fn if_repetition(fields: &Fields<'_>, default: usize) -> usize {
+    match fields.has("repetition_penalty") && !fields.has("repeat_penalty") {
+        true => usize::MAX,
+        false => default,
+    }
 }
 
 /// A number of recent tokens; -1 for all.
@@ -330,7 +322,7 @@ const MAX_TEXTS: usize = 512;
 const MAX_TEXT_BYTES: usize = 64 << 10;
 
 /// A string or a list of strings that every token is compared with.
-fn short_texts(fields: &Fields<'_>, name: &str) -> Result<Option<Vec<String>>, ApiError> {
+pub(super) fn short_texts(fields: &Fields<'_>, name: &str) -> Result<Option<Vec<String>>, ApiError> {
     let Some(texts) = fields.texts(name)? else { return Ok(None) };
     let bytes: usize = texts.iter().map(String::len).sum();
     if texts.len() > MAX_TEXTS || bytes > MAX_TEXT_BYTES {

@@ -127,6 +127,12 @@ impl DescribedRoutes {
         document::document(&self.described, error_schema)
     }
 
+    /// The paths to which bodies are posted, without other names of the same route.
+    pub(crate) fn posted(&self) -> Vec<&'static str> {
+        let posted = self.described.iter().filter(|one| one.operation.request.is_some() && one.alias == 0);
+        posted.map(|one| one.path).collect()
+    }
+
     /// The routes alone.
     pub fn into_router(self) -> Router<Arc<App>> {
         self.router

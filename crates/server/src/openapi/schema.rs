@@ -62,6 +62,11 @@ pub fn texts() -> Value {
     any_of([text(), list(text())])
 }
 
+/// The name of a tool.
+pub fn tool_name() -> Value {
+    json!({ "type": "string", "pattern": "^[a-zA-Z0-9_.:/-]{1,128}$" })
+}
+
 /// A token.
 pub fn token() -> Value {
     count_between(0, u32::MAX as usize)

@@ -97,6 +97,8 @@ pub struct ModelMetrics {
     longest: AtomicU64,
     /// Answers by the reason why they ended: end or stop, length, cancelled, failed.
     ended: [AtomicU64; 4],
+    /// What the engines of earlier loads counted.
+    earlier: Mutex<BatcherState>,
     queue: Histogram,
     first_token: Histogram,
     prefill: Histogram,
@@ -116,6 +118,7 @@ impl Default for ModelMetrics {
             cached_tokens: AtomicU64::default(),
             longest: AtomicU64::default(),
             ended: Default::default(),
+            earlier: Mutex::default(),
             queue: Histogram::default(),
             first_token: Histogram::default(),
             prefill: Histogram::default(),
@@ -124,6 +127,29 @@ impl Default for ModelMetrics {
             per_token: Histogram::default(),
             whole: Histogram::default(),
         }
+    }
+}
+
+/// A state with the counters of another one added to its own.
+fn counters(state: BatcherState, other: &BatcherState) -> BatcherState {
+    let expert_cache = match (state.expert_cache, other.expert_cache) {
+        (Some(earlier), Some(other)) => Some(ExpertCacheUse {
+            slots: other.slots,
+            lookups: earlier.lookups + other.lookups,
+            hits: earlier.hits + other.hits,
+            uploads: earlier.uploads + other.uploads,
+            bytes: earlier.bytes + other.bytes,
+        }),
+        (earlier, other) => other.or(earlier),
+    };
+    BatcherState {
+        steps: state.steps + other.steps,
+        stepped: state.stepped + other.stepped,
+        preempted: state.preempted + other.preempted,
+        guessed: state.guessed + other.guessed,
+        guessed_right: state.guessed_right + other.guessed_right,
+        expert_cache,
+        ..state
     }
 }
 
@@ -186,8 +212,25 @@ impl ModelMetrics {
         }
     }
 
-    /// Writes all of them, with the state of the model's engine, under the names of llama-server and of vLLM.
-    pub(crate) fn write(&self, model: &str, state: &BatcherState, out: &mut Exposition) {
+    /// Notes what an engine has counted that is gone.
+    pub(crate) fn note_unloaded(&self, state: &BatcherState) {
+        let mut earlier = self.earlier.lock().unwrap_or_else(PoisonError::into_inner);
+        *earlier = counters(*earlier, state);
+    }
+
+    /// Writes all of them, with the states of the model's engines, under the names of llama-server and of vLLM. There is more than
+    /// one engine while one that was unloaded finishes its answers, and none if the model is not loaded.
+    pub(crate) fn write(&self, model: &str, states: &[BatcherState], out: &mut Exposition) {
+        let mut state = *self.earlier.lock().unwrap_or_else(PoisonError::into_inner);
+        for engine in states {
+            state = BatcherState {
+                waiting: state.waiting + engine.waiting,
+                running: state.running + engine.running,
+                pages: state.pages + engine.pages,
+                used_pages: state.used_pages + engine.used_pages,
+                ..counters(state, engine)
+            };
+        }
         let labels = format!("model_name=\"{}\"", escaped(model));
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64;
         let per = |sum: f64, count: f64| if count > 0.0 { sum / count } else { 0.0 };
@@ -338,7 +381,7 @@ mod tests {
             let mut out = Exposition::default();
             ModelMetrics::default().write(
                 "m",
-                &BatcherState { expert_cache, ..Default::default() },
+                &[BatcherState { expert_cache, ..Default::default() }],
                 &mut out,
             );
             out.text()

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use rustls::ServerConfig;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 /// The certificate and the key of a server.
@@ -73,9 +73,22 @@ fn read(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, String> {
         .and_then(|certificates| certificates.collect::<Result<Vec<_>, _>>())
         .map_err(|error| unreadable(certificate, error))?;
     if chain.is_empty() {
-        return Err(format!("{}: there is no certificate in PEM form", certificate.display()));
+        let has = match PrivateKeyDer::from_pem_file(certificate) {
+            Ok(_) => "; it holds a private key",
+            Err(_) => "",
+        };
+        return Err(format!("{}: there is no certificate in PEM form{has}", certificate.display()));
     }
-    let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, error))?;
+    let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| match error {
+        pem::Error::NoItemsFound => {
+            let has = match CertificateDer::from_pem_file(key) {
+                Ok(_) => "; it holds a certificate",
+                Err(_) => "",
+            };
+            format!("{}: there is no private key in PEM form{has}", key.display())
+        }
+        error => unreadable(key, error),
+    })?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

@@ -271,7 +271,7 @@ impl Job {
                 pending.text.push_str(&text);
                 pending.reasoning.push_str(&reasoning);
                 pending.tool_calls.extend(tool_calls);
-                if let Some(TokenLogprobs { logprob, top }) = logprobs {
+                if let Some(TokenLogprobs { logprob, top, .. }) = logprobs {
                     pending.logprobs.push(json!({ "token": token, "logprob": logprob, "top": top }));
                 }
             }

@@ -12,7 +12,8 @@ use serde_json::json;
 
 use super::samples::Samples;
 use crate::failure::{Failure, Outcome};
-use crate::model_options::{ModelOptions, Prepared};
+use crate::model_options::ModelOptions;
+use crate::prepared_model::Prepared;
 use crate::{size, terminal};
 
 /// What is measured.

@@ -11,7 +11,8 @@ use super::conversation::Conversation;
 use crate::answer::{AnswerOptions, Answered, IGNORE_EOS, speed_text, stream};
 use crate::answer_printer::AnswerPrinter;
 use crate::failure::{Failure, Outcome};
-use crate::model_options::{ModelOptions, Prepared};
+use crate::model_options::ModelOptions;
+use crate::prepared_model::Prepared;
 use crate::{interrupt, terminal, values};
 
 /// The share of the context that is kept free for an answer.

@@ -15,7 +15,8 @@ use quadriga_view::format::plural;
 
 use self::output::{OutputFormat, Ranked};
 use crate::failure::{Failure, Outcome};
-use crate::model_options::{ModelOptions, Prepared};
+use crate::model_options::ModelOptions;
+use crate::prepared_model::Prepared;
 use crate::{model_argument, ranks};
 
 /// Arguments of `quadriga embed`.

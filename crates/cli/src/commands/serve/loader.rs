@@ -6,12 +6,15 @@ use std::time::Duration;
 
 use quadriga_llm::placement::Devices;
 use quadriga_llm::{EmbedderOptions, EngineOptions, GeneratorOptions, Model, RequestLoad};
-use quadriga_server::{LoadError, ModelEntry, ModelLoader, PlanPictures, ServedModel, check_memory};
+use quadriga_server::{
+    LoadError, ModelEntry, ModelLoader, PlanPictures, ServedModel, check_capacity, check_memory,
+};
 use quadriga_view::Picture;
 
 use super::ServeArgs;
 use crate::failure::{Failure, Outcome};
-use crate::model_options::{ModelOptions, Prepared};
+use crate::model_options::ModelOptions;
+use crate::prepared_model::Prepared;
 
 /// Finds, plans and loads models.
 pub(super) struct Loader {
@@ -72,14 +75,15 @@ impl Loader {
         let entry = self.first.as_ref().ok_or_else(|| {
             Failure::Usage("--models-dir needs a model for all ranks, too: name one with -m".to_owned())
         })?;
-        match self.try_load(entry) {
+        match self.attempt(entry, true) {
             Ok(_) => Ok(()),
             Err(LoadFailure::Failed(failure)) => Err(failure),
             Err(LoadFailure::DoesNotFit(reason)) => Err(Failure::Message(reason)),
         }
     }
 
-    fn try_load(&self, entry: &ModelEntry) -> Result<ServedModel, LoadFailure> {
+    /// Opens and plans a model, and loads it or, if it is only checked, not.
+    fn attempt(&self, entry: &ModelEntry, loads: bool) -> Result<Option<ServedModel>, LoadFailure> {
         let is_first = self.first.as_ref().is_some_and(|first| first.name == entry.name);
         let mut options = match is_first {
             true => self.arguments.model.clone(),
@@ -94,7 +98,7 @@ impl Loader {
         if let Some(path) = model.file().paths().next().filter(|_| is_first) {
             let _ = self.first_file.set(path.to_owned());
         }
-        let load = Load { loader: self, entry, options, opening, devices, is_first };
+        let load = Load { loader: self, entry, options, opening, devices, is_first, loads };
         match model.hyperparameters().encoder {
             true => load.encoder(model),
             false => load.generator(model),
@@ -110,6 +114,8 @@ struct Load<'l> {
     opening: Duration,
     devices: Option<Devices>,
     is_first: bool,
+    /// Whether it is loaded once it is planned.
+    loads: bool,
 }
 
 impl Load<'_> {
@@ -118,7 +124,9 @@ impl Load<'_> {
         // Those of the first part are fewer, where GPUs divide every layer.
         let opened = devices.clone();
         let prepared = self.options.place_on(model, self.opening, engine, Some(devices))?;
-        if self.devices.is_some() || !self.is_first || self.loader.arguments.models_dir.is_some() {
+        if !self.loads {
+            prepared.check_plans(check_capacity).map_err(LoadFailure::DoesNotFit)?;
+        } else if self.devices.is_some() || !self.is_first || self.loader.arguments.models_dir.is_some() {
             prepared.check_plans(check_memory).map_err(LoadFailure::DoesNotFit)?;
         }
         let mut devices = self.loader.devices.lock().unwrap_or_else(PoisonError::into_inner);
@@ -131,7 +139,7 @@ impl Load<'_> {
         self.devices.clone().map_or_else(|| self.options.open_devices(), Ok)
     }
 
-    fn generator(&self, model: Model) -> Result<ServedModel, LoadFailure> {
+    fn generator(&self, model: Model) -> Result<Option<ServedModel>, LoadFailure> {
         let arguments = &self.loader.arguments;
         let options = arguments.answer.generator(&self.options)?;
         if let Some(grammar) = &options.grammar {
@@ -147,6 +155,9 @@ impl Load<'_> {
         }
         let mut prepared = self.place(model, &batching.engine, devices)?;
         arguments.answer.set_template(&mut prepared)?;
+        if !self.loads {
+            return Ok(None);
+        }
         let options = GeneratorOptions {
             template_variables: arguments.answer.template_variables(&prepared.model),
             ..options
@@ -154,17 +165,20 @@ impl Load<'_> {
         let (batcher, _) = arguments.serving.load(&self.options, &prepared, batching)?;
         let pictures = self.pictures(&prepared);
         let served = ServedModel::start(self.entry.name.clone(), batcher, options, Some(pictures))?;
-        Ok(served.with_seed(arguments.answer.fixed_seed()))
+        Ok(Some(served.with_seed(arguments.answer.fixed_seed())))
     }
 
-    fn encoder(&self, model: Model) -> Result<ServedModel, LoadFailure> {
+    fn encoder(&self, model: Model) -> Result<Option<ServedModel>, LoadFailure> {
         let embedding = EmbedderOptions { engine: self.options.engine(), ..EmbedderOptions::default() };
         let engine = embedding.engine(&model);
         let prepared = self.place(model, &engine, self.open_devices()?)?;
+        if !self.loads {
+            return Ok(None);
+        }
         let (embedder, _) = prepared.embedder(embedding)?;
         let (model, pictures) = (prepared.model.clone(), self.pictures(&prepared));
         let served = ServedModel::encoder(self.entry.name.clone(), model, engine, Some(pictures));
-        Ok(served.with_embedder(Box::new(move || Ok(embedder))))
+        Ok(Some(served.with_embedder(Box::new(move || Ok(embedder)))))
     }
 
     fn pictures(&self, prepared: &Prepared) -> PlanPictures {
@@ -180,26 +194,33 @@ impl ModelLoader for Loader {
 
     fn entries(&self) -> Vec<ModelEntry> {
         let opened = |first: &ModelEntry| match self.first_file.get() {
-            Some(path) => entry(first.name.clone(), path.clone()),
+            Some(path) => {
+                ModelEntry { aliases: first.aliases.clone(), ..entry(first.name.clone(), path.clone()) }
+            }
             None => first.clone(),
         };
-        let mut all: Vec<ModelEntry> = self.first.iter().map(opened).collect();
-        if let Some(folder) = &self.arguments.models_dir {
-            let found = model_files(folder);
-            all.extend(
-                found
-                    .into_iter()
-                    .filter(|entry| self.first.as_ref().is_none_or(|first| first.name != entry.name)),
-            );
-        }
-        all
+        let first = self.first.as_ref().map(opened);
+        let others = self.arguments.models_dir.as_deref().map(|folder| folder_models(folder, first.as_ref()));
+        first.into_iter().chain(others.into_iter().flatten()).collect()
     }
 
     fn load(&self, name: &str) -> Result<ServedModel, LoadError> {
+        let missing = || LoadError::Failed(format!("there is no model {name}"));
+        self.named(name, true)?.ok_or_else(missing)
+    }
+
+    fn check(&self, name: &str) -> Result<(), LoadError> {
+        self.named(name, false).map(drop)
+    }
+}
+
+impl Loader {
+    /// Opens and plans the model of a name, and loads it or, if it is only checked, not.
+    fn named(&self, name: &str, loads: bool) -> Result<Option<ServedModel>, LoadError> {
         let Some(entry) = self.entries().into_iter().find(|entry| entry.name == name) else {
             return Err(LoadError::Failed(format!("there is no model {name}")));
         };
-        self.try_load(&entry).map_err(|failure| match failure {
+        self.attempt(&entry, loads).map_err(|failure| match failure {
             LoadFailure::DoesNotFit(reason) => LoadError::DoesNotFit(reason),
             LoadFailure::Failed(failure) => {
                 let text = failure.text().to_owned();
@@ -217,7 +238,9 @@ fn first_entry(arguments: &ServeArgs) -> ModelEntry {
     // Of OWNER/NAME, the name.
     let repository = arguments.model.repository().and_then(|name| name.rsplit('/').next());
     let name = || repository.map_or_else(|| model_name(path), str::to_owned);
-    entry(arguments.alias.clone().unwrap_or_else(name), path.to_owned())
+    let mut aliases = arguments.alias.iter().cloned();
+    let first = entry(aliases.next().unwrap_or_else(name), path.to_owned());
+    ModelEntry { aliases: aliases.collect(), ..first }
 }
 
 fn entry(name: String, path: PathBuf) -> ModelEntry {
@@ -227,6 +250,7 @@ fn entry(name: String, path: PathBuf) -> ModelEntry {
         bytes: found.as_ref().map_or(0, std::fs::Metadata::len),
         modified: found.and_then(|found| found.modified().ok()),
         path,
+        aliases: Vec::new(),
     }
 }
 
@@ -247,8 +271,42 @@ fn part_of(stem: &str) -> Option<(&str, u32)> {
     Some((name, number.parse().ok().filter(|_| number.len() == 5)?))
 }
 
-/// The models of a folder and of those in it, by name. Of a split model, the first part stands for all.
-fn model_files(folder: &Path) -> Vec<ModelEntry> {
+/// The models of a folder but the first of the server, each with a name of its own: that of its file; where another file has it,
+/// too, the path in the folder; and if that is not enough, the path with the file's ending.
+fn folder_models(folder: &Path, first: Option<&ModelEntry>) -> Vec<ModelEntry> {
+    let same = |path: &Path, other: &Path| match (path.canonicalize(), other.canonicalize()) {
+        (Ok(path), Ok(other)) => path == other,
+        _ => path == other,
+    };
+    let mut paths = model_files(folder);
+    paths.retain(|path| first.is_none_or(|first| !same(path, &first.path)));
+    let relative = |path: &Path| path.strip_prefix(folder).unwrap_or(path).to_string_lossy().into_owned();
+    let within = |path: &Path| match path.strip_prefix(folder).ok().and_then(Path::parent) {
+        Some(parent) if parent != Path::new("") => format!("{}/{}", parent.display(), model_name(path)),
+        _ => model_name(path),
+    };
+    let names =
+        |spell: &dyn Fn(&Path) -> String| -> Vec<String> { paths.iter().map(|path| spell(path)).collect() };
+    let spellings = [names(&model_name), names(&within), names(&relative)];
+    let is_single = |names: &[String], name: &String| {
+        let taken = first.is_some_and(|first| first.name == *name);
+        !taken && names.iter().filter(|other| *other == name).count() == 1
+    };
+    let mut entries: Vec<ModelEntry> = (0..)
+        .zip(&paths)
+        .filter_map(|(at, path): (usize, _)| {
+            let mut own = spellings.iter().filter_map(|names| Some((names, names.get(at)?)));
+            let last = own.clone().next_back();
+            let (_, name) = own.find(|(names, name)| is_single(names, name)).or(last)?;
+            Some(entry(name.clone(), path.clone()))
+        })
+        .collect();
+    entries.sort_by(|a, b| a.name.cmp(&b.name));
+    entries
+}
+
+/// The files of a folder and of those in it that are models. Of a split model, the first part stands for all.
+fn model_files(folder: &Path) -> Vec<PathBuf> {
     let files = |folder: &Path| {
         let all = std::fs::read_dir(folder).into_iter().flatten().flatten();
         all.map(|file| file.path()).collect::<Vec<PathBuf>>()
@@ -264,11 +322,9 @@ fn model_files(folder: &Path) -> Vec<ModelEntry> {
             && !stem.starts_with("mmproj")
             && path.is_file()
     };
-    let mut entries: Vec<ModelEntry> =
-        all.into_iter().filter(is_model).map(|path| entry(model_name(&path), path)).collect();
-    entries.sort_by(|a, b| (&a.name, &a.path).cmp(&(&b.name, &b.path)));
-    entries.dedup_by(|a, b| a.name == b.name);
-    entries
+    all.retain(is_model);
+    all.sort_unstable();
+    all
 }
 
 /// Folder given with `--models-dir`, or an error.
@@ -280,8 +336,37 @@ pub(super) fn check_folder(folder: &Path) -> Outcome {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_of_the_same_name_are_all_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = [
+            "m.gguf",
+            "a/m.gguf",
+            "b/m.gguf",
+            "b/m-00001-of-00002.gguf",
+            "b/m-00002-of-00002.gguf",
+            "c/n.gguf",
+        ];
+        for file in files {
+            let path = folder.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        let names = |first: Option<&ModelEntry>| -> Vec<String> {
+            folder_models(folder.path(), first).into_iter().map(|entry| entry.name).collect()
+        };
+        let all = ["a/m", "b/m-00001-of-00002.gguf", "b/m.gguf", "m", "n"];
+        assert_eq!(names(None), all);
+        // The server's own model is not listed twice, and hides no other one.
+        assert_eq!(names(Some(&entry("n".to_owned(), folder.path().join("c/n.gguf")))), all[..4]);
+        let other = entry("n".to_owned(), "elsewhere/n.gguf".into());
+        assert_eq!(names(Some(&other)).last().unwrap(), "m");
+        assert!(names(Some(&other)).contains(&"c/n".to_owned()));
+    }
 
     #[test]
     fn parts_of_a_split_model_are_one() {

@@ -29,6 +29,12 @@ pub(crate) enum LogLevel {
 }
 
 impl LogLevel {
+    /// llama-server's numbers: from 0 for nothing to 4 and more for everything.
+    pub(super) fn of_verbosity(number: u8) -> Option<LogLevel> {
+        let levels = [LogLevel::Off, LogLevel::Error, LogLevel::Warn, LogLevel::Info];
+        Some(levels.get(usize::from(number)).copied().unwrap_or(LogLevel::Debug))
+    }
+
     fn level(self) -> Option<Level> {
         match self {
             LogLevel::Off => None,

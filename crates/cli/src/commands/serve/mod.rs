@@ -13,7 +13,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use quadriga_server::{
-    App, Hosts, Keys, Limits, ListenAddress, ModelPolicy, ModelRegistry, Origins, Server, TlsFiles,
+    App, Hosts, Interface, Keys, Limits, ListenAddress, ModelPolicy, ModelRegistry, Origins, Server, TlsFiles,
 };
 
 use self::loader::Loader;
@@ -69,9 +69,9 @@ pub(crate) struct ServeArgs {
     /// Host names under which a server without keys may be asked on the loopback interface, separated by commas, * for all [default: localhost and addresses]
     #[arg(long, value_name = "LIST", help_heading = SERVER)]
     allowed_hosts: Option<String>,
-    /// Name of the model in answers [default: the file's name without .gguf]
-    #[arg(long, short = 'a', value_name = "NAME", help_heading = SERVER)]
-    alias: Option<String>,
+    /// Name of the model in answers, and further names that it answers to, separated by commas [default: the file's name without .gguf]
+    #[arg(long, short = 'a', value_name = "NAMES", value_delimiter = ',', value_parser = values::not_empty, help_heading = SERVER)]
+    alias: Vec<String>,
     /// Form of the log on stderr: text or json
     #[arg(long, value_name = "FORMAT", value_enum, default_value = "text", help_heading = SERVER)]
     log_format: LogFormat,
@@ -131,7 +131,7 @@ pub(crate) struct ServeArgs {
     pub(crate) model: ModelOptions,
 }
 
-/// llama-server's flags for what is always so here.
+/// llama-server's flags for routes, and for what is always so here.
 #[derive(Clone, clap::Args)]
 struct ForeignFlags {
     /// No effect: metrics are always at /metrics
@@ -146,12 +146,47 @@ struct ForeignFlags {
     /// No effect: requests are always computed together
     #[arg(long, hide = true)]
     cont_batching: bool,
+    /// No page at / for browsers
+    #[arg(long, alias = "no-ui", help_heading = SERVER)]
+    no_webui: bool,
+    /// No effect: the page is there unless --no-webui is given
+    #[arg(long, alias = "ui", hide = true)]
+    webui: bool,
+    /// No /slots, which tells what is being computed
+    #[arg(long, help_heading = SERVER)]
+    no_slots: bool,
+    /// What all paths begin with, such as /llm
+    #[arg(long, value_name = "PATH", default_value = "", hide_default_value = true, value_parser = Interface::parse_prefix, help_heading = SERVER)]
+    api_prefix: String,
+    /// No effect: a prompt that begins like an earlier one is always found
+    #[arg(long, value_name = "N", hide = true)]
+    cache_reuse: Option<usize>,
+    /// No effect: prefixes are kept by --cache-ram and --cache-file
+    #[arg(long, value_name = "PATH", hide = true)]
+    slot_save_path: Option<PathBuf>,
     /// No effect: every model embeds
     #[arg(long, alias = "embeddings", hide = true)]
     embedding: bool,
     /// No effect: every reranker ranks
     #[arg(long, alias = "reranking", hide = true)]
     rerank: bool,
+}
+
+impl ForeignFlags {
+    /// For each option that was given and has no effect although a user may count on one, the reason.
+    fn without_effect(&self) -> impl Iterator<Item = &'static str> {
+        let all = [
+            (
+                self.cache_reuse.is_some_and(|tokens| tokens > 0),
+                "--cache-reuse has no effect: prompts that begin alike share a prefix, and text after a change is computed again",
+            ),
+            (
+                self.slot_save_path.is_some(),
+                "--slot-save-path has no effect: slots are not saved one by one; --cache-file FILE keeps prefixes",
+            ),
+        ];
+        all.into_iter().filter_map(|(is_given, reason)| is_given.then_some(reason))
+    }
 }
 
 fn octal(text: &str) -> Result<u32, String> {
@@ -161,9 +196,30 @@ fn octal(text: &str) -> Result<u32, String> {
 
 /// Serves until it is told to stop.
 pub(crate) fn serve(arguments: &ServeArgs) -> Outcome {
-    let level = if arguments.model.quiet { LogLevel::Warn } else { arguments.log_level };
+    if arguments.answer.single_turn {
+        let reason = "--single-turn is for `quadriga chat`: a server answers each request by itself";
+        return Err(Failure::Usage(reason.to_owned()));
+    }
+    let mut own = arguments.clone();
+    // They have an effect here.
+    let (verbose, verbosity) =
+        (std::mem::take(&mut own.model.llama.verbose), std::mem::take(&mut own.model.llama.verbosity));
+    let level = match (verbosity.and_then(LogLevel::of_verbosity), verbose) {
+        (Some(level), _) => level,
+        (None, true) => LogLevel::Debug,
+        (None, false) if arguments.model.quiet => LogLevel::Warn,
+        (None, false) => arguments.log_level,
+    };
+    serve_at(&own, level)
+}
+
+fn serve_at(arguments: &ServeArgs, level: LogLevel) -> Outcome {
+    if !arguments.model.quiet {
+        arguments.foreign.without_effect().for_each(|reason| note!("quadriga: {reason}"));
+    }
     let collector = arguments.otlp_endpoint.as_deref();
     let _traces = logs::install(arguments.log_format, level, arguments.log_prompts, collector)?;
+    tracing::debug!(host = arguments.host, port = arguments.port, "starting");
     if ranks::follows() {
         return Loader::new(arguments).follow();
     }
@@ -275,9 +331,15 @@ impl Arguments<'_> {
         };
         let origins = arguments.cors_origins.as_deref().map(Origins::parse).unwrap_or_default();
         let hosts = arguments.allowed_hosts.as_deref().map(Hosts::parse).unwrap_or_default();
-        let limits = self.limits();
+        let (limits, foreign) = (self.limits(), &arguments.foreign);
+        let interface = Interface {
+            prefix: foreign.api_prefix.clone(),
+            page: !foreign.no_webui,
+            slots: !foreign.no_slots,
+        };
         Ok(move |models| {
             let app = App::new(models, keys, limits).with_origins(origins).with_hosts(hosts);
+            let app = app.with_interface(interface);
             let app = app.with_memory_release(Box::new(memory::release));
             match tls {
                 Some(tls) => app.with_tls(tls),

@@ -249,7 +249,7 @@ impl Batcher {
         request::check(&request, context, self.model().hyperparameters().vocabulary)?;
         // Those for which there is a lane start with the next step.
         if self.waiting.len() >= self.options.queue.saturating_add(self.lanes.len()) {
-            return Err(Error::QueueFull { waiting: self.waiting.len() });
+            return Err(Error::QueueFull { waiting: self.waiting.len().saturating_sub(self.lanes.len()) });
         }
         let id = RequestId(self.next_id);
         let lookup = (self.options.lookup > 0).then(|| Lookup::new(self.options.lookup));

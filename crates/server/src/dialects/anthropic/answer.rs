@@ -8,7 +8,7 @@ use crate::partial_json;
 /// Why a message ended, and the stop sequence that was found.
 pub(super) fn stop_reason(finish: &FinishReason) -> (&'static str, Option<&str>) {
     match finish {
-        FinishReason::End => ("end_turn", None),
+        FinishReason::End | FinishReason::StopToken(_) => ("end_turn", None),
         FinishReason::Stop(found) => ("stop_sequence", found.as_deref()),
         FinishReason::Length => ("max_tokens", None),
         FinishReason::Context => ("model_context_window_exceeded", None),

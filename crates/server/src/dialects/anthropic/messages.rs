@@ -83,12 +83,15 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
     })
 }
 
+/// The efforts by name.
+pub(super) const EFFORTS: &[&str] = &["low", "medium", "high", "xhigh", "max"];
+
 /// How much the model is to reason.
 fn reasoning(
     fields: &Fields<'_>,
     config: Option<&Fields<'_>>,
 ) -> Result<(ReasoningEffort, Option<usize>), ApiError> {
-    let effort = config.map(|config| config.text("effort")).transpose()?.flatten();
+    let effort = config.map(|config| config.one_of("effort", EFFORTS)).transpose()?.flatten();
     let effort = effort.map(|effort| ReasoningEffort::Named(effort.to_owned()));
     let Some(thinking) = fields.object("thinking")? else {
         return Ok((effort.unwrap_or_default(), None));

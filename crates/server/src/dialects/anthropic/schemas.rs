@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::openapi::schema::{
     answer, any_object, any_of, between, count, filled_list, flag, integer, list, nullable, one_of,
-    other_type, request, text,
+    other_type, request, text, tool_name,
 };
 
 /// The body of `/v1/messages`.
@@ -24,7 +24,7 @@ fn fields() -> Value {
     let tool = request(
         &["name", "input_schema"],
         json!({
-            "name": text(),
+            "name": tool_name(),
             "description": text(),
             "input_schema": any_object(),
             "type": one_of(&["custom"]),
@@ -62,7 +62,7 @@ fn fields() -> Value {
         "tools": list(any_of([tool, other_type("custom")])),
         "tool_choice": choice,
         "thinking": thinking,
-        "output_config": request(&[], json!({ "effort": text(), "format": format }), []),
+        "output_config": request(&[], json!({ "effort": one_of(super::messages::EFFORTS), "format": format }), []),
     })
 }
 

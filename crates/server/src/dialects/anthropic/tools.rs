@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::constraint::ToolChoice;
+use crate::dialects::format_fields;
 use crate::error::ApiError;
 use crate::fields::Fields;
 
@@ -13,7 +14,7 @@ pub(super) fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
         if tool.text("type")?.is_some_and(|kind| kind != "custom") {
             continue;
         }
-        let name = tool.required_text("name")?;
+        let name = format_fields::tool_name(&tool)?;
         let schema = tool.map("input_schema")?.ok_or_else(|| tool.missing("input_schema"))?;
         let mut function = json!({ "name": name, "parameters": schema });
         let description = tool.text("description")?.map(Value::from);

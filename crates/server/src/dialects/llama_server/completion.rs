@@ -12,7 +12,7 @@ use super::completion_stream::CompletionStream;
 use crate::call::Call;
 use crate::dialects::openai::request_fields::{check_stream, choices, priority, sse_ping};
 use crate::dialects::openai::schemas;
-use crate::dialects::{format_fields, openai, prompt_fields, sampling_fields};
+use crate::dialects::{format_fields, openai, prompt_fields, sampling_fields, vllm_fields};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Generation, Prompt};
@@ -76,6 +76,7 @@ pub(super) fn parse_with(
     prompts: Vec<Prompt>,
 ) -> Result<(Vec<Generation>, AnswerOptions), ApiError> {
     sampling_fields::refuse_unsupported(fields)?;
+    vllm_fields::refuse(fields, &["prompt_logprobs", "return_token_ids"])?;
     check_stream(fields)?;
     let choices = choices(fields)?;
     let probabilities = fields.count("n_probs")?.or(fields.count("logprobs")?).filter(|count| *count > 0);
@@ -104,6 +105,7 @@ pub(super) fn parse_with(
         progress: timings_per_token || return_progress,
         ..Generation::new(Prompt::Tokens(Vec::new()))
     };
+    let template = vllm_fields::apply(fields, served, template)?;
     check_count(served, &template, prompts.len())?;
     let options = AnswerOptions {
         return_tokens: fields.flag("return_tokens")?.unwrap_or(false),
@@ -124,7 +126,7 @@ fn shown(served: &ServedModel, prompt: &Prompt) -> Value {
 }
 
 /// The fields of a request beside its prompt.
-pub(super) fn request_fields() -> Value {
+fn request_fields() -> Value {
     json!({
         "model": text(),
         "stream": flag(),
@@ -142,11 +144,21 @@ pub(super) fn request_fields() -> Value {
     })
 }
 
+/// Fields that requests for text share with OpenAI's.
+pub(super) fn shared_fields() -> [Value; 5] {
+    [
+        request_fields(),
+        sampling_fields::schema(),
+        format_fields::response_format_schema(),
+        format_fields::grammar_schema(),
+        vllm_fields::schema(),
+    ]
+}
+
 /// The body of `/completion`.
 pub(super) fn request_schema() -> Value {
     let prompt = json!({ "prompt": prompt_fields::schema() });
-    let shared = [request_fields(), sampling_fields::schema(), format_fields::grammar_schema()];
-    schema::request(&["prompt"], prompt, shared)
+    schema::request(&["prompt"], prompt, shared_fields())
 }
 
 /// The body of `/completions`: that of OpenAI if it names a model.

@@ -37,6 +37,7 @@ pub(super) fn ending(
     let (stop_type, word) = match &done.finish {
         FinishReason::End | FinishReason::ToolCalls => ("eos", ""),
         FinishReason::Stop(word) => ("word", word.as_deref().unwrap_or_default()),
+        FinishReason::StopToken(_) => ("word", ""),
         FinishReason::Length | FinishReason::Context => ("limit", ""),
     };
     let answer = json!({

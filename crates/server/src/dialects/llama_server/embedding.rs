@@ -9,22 +9,15 @@ use crate::dialects::openai::embeddings;
 use crate::dialects::openai::schemas;
 use crate::embedding::EmbeddingTask;
 use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::model::ServedModel;
 use crate::openapi::schema::{answer, any_of, count, list, number, request, text, with, with_field};
 use crate::operation::caller::TokenNeed;
 
 /// Computes a vector for each text.
 pub(super) async fn embedding(call: Call) -> Result<Json<Value>, ApiError> {
     let served = call.model().await?;
-    let fields = call.fields();
-    let name = if fields.has("content") { "content" } else { "input" };
-    if name == "content" && fields.has("input") {
-        return Err(fields.error("input", "cannot be used together with content"));
-    }
-    let norm = fields.integer("embd_normalize")?.unwrap_or(2);
-    if norm < 0 {
-        return Err(fields.error("embd_normalize", "must be 0 or more: embeddings are normalized"));
-    }
-    let texts = embeddings::inputs(&fields, name)?;
+    let (texts, norm) = parse(&call.fields(), &served)?;
     let usage = call.caller.enter()?;
     let texts = embeddings::tokenized(&served, texts).await?;
     usage.reserve(TokenNeed::exact(texts.iter().map(Vec::len).sum()))?;
@@ -35,6 +28,22 @@ pub(super) async fn embedding(call: Call) -> Result<Json<Value>, ApiError> {
         .map(|(index, vector)| json!({ "index": index, "embedding": [normalized(vector, norm)] }))
         .collect();
     Ok(Json(data.into()))
+}
+
+/// The texts of a request, and the norm of their vectors.
+pub(crate) fn parse(
+    fields: &Fields<'_>,
+    served: &ServedModel,
+) -> Result<(Vec<embeddings::TextInput>, i64), ApiError> {
+    let name = if fields.has("content") { "content" } else { "input" };
+    if name == "content" && fields.has("input") {
+        return Err(fields.error("input", "cannot be used together with content"));
+    }
+    let norm = fields.integer("embd_normalize")?.unwrap_or(2);
+    if norm < 0 {
+        return Err(fields.error("embd_normalize", "must be 0 or more: embeddings are normalized"));
+    }
+    Ok((embeddings::inputs(fields, name, served)?, norm))
 }
 
 /// `/embeddings`: texts in `content` are for llama-server's form, those in `input` for OpenAI's.

@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use super::completion;
 use crate::call::Call;
 use crate::dialects::fill_in_middle::{ExtraFile, FillTokens};
-use crate::dialects::{format_fields, sampling_fields};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Generation, Prompt};
@@ -55,9 +54,5 @@ pub(super) fn request_schema() -> Value {
         "prompt": text(),
         "input_extra": list(file),
     });
-    schema::request(
-        &["input_prefix", "input_suffix"],
-        own,
-        [completion::request_fields(), sampling_fields::schema(), format_fields::grammar_schema()],
-    )
+    schema::request(&["input_prefix", "input_suffix"], own, completion::shared_fields())
 }

@@ -4,7 +4,7 @@ pub mod completion;
 mod completion_answer;
 mod completion_options;
 mod completion_stream;
-mod embedding;
+pub(crate) mod embedding;
 pub mod infill;
 mod properties;
 pub mod rerank;

@@ -82,7 +82,10 @@ impl Head {
     pub(super) fn finish(&self, object: &mut Map<String, Value>, done: &Done, tokens: &[u32]) {
         let reason = match done.finish {
             FinishReason::Length | FinishReason::Context => "length",
-            FinishReason::End | FinishReason::Stop(_) | FinishReason::ToolCalls => "stop",
+            FinishReason::End
+            | FinishReason::Stop(_)
+            | FinishReason::StopToken(_)
+            | FinishReason::ToolCalls => "stop",
         };
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let prompt = done.times.first_token.saturating_sub(done.times.queued);

@@ -114,18 +114,23 @@ pub(super) async fn embed(call: Call) -> Result<Json<Value>, ApiError> {
     })))
 }
 
+/// The request for the vector of one text, or of none.
+pub(crate) fn parse_one(fields: &Fields<'_>) -> Result<EmbedRequest, ApiError> {
+    let text = fields.text("prompt")?.filter(|text| !text.is_empty());
+    Ok(EmbedRequest { texts: text.map(str::to_owned).into_iter().collect(), cuts: false, dimensions: None })
+}
+
 /// The vector of a text; of none, an empty one.
 pub(super) async fn embeddings(call: Call) -> Result<Json<Value>, ApiError> {
     let served = model(&call).await?;
     let fields = call.fields();
     let keep = keep_alive(&fields)?;
-    let text = fields.text("prompt")?.unwrap_or_default();
+    let wanted = parse_one(&fields)?;
     keep.apply(&call, &served)?;
-    if text.is_empty() {
+    if wanted.texts.is_empty() {
         return Ok(Json(json!({ "embedding": [] })));
     }
     let usage = call.caller.enter()?;
-    let wanted = EmbedRequest { texts: vec![text.to_owned()], cuts: false, dimensions: None };
     let tokens = wanted.tokenized(&served).await?;
     usage.reserve(TokenNeed::exact(tokens.iter().map(Vec::len).sum()))?;
     let vectors = served.embed(EmbeddingTask::Embed, tokens, call.caller.client(), usage).await?;

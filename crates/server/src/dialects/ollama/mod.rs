@@ -5,7 +5,7 @@ pub mod chat;
 pub mod embed;
 pub mod generate;
 mod model_card;
-mod models;
+pub(crate) mod models;
 mod request_fields;
 mod schemas;
 mod stream;

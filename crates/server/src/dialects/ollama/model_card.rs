@@ -13,7 +13,8 @@ use sha2::{Digest, Sha256};
 
 use super::time::rfc3339;
 use crate::dialects::fill_in_middle::FillTokens;
-use crate::registry::{ListedModel, ModelEntry};
+use crate::model_loader::ModelEntry;
+use crate::registry::ListedModel;
 
 /// What lists say about a model.
 #[derive(Clone, PartialEq, Debug)]

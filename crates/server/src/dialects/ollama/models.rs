@@ -15,6 +15,7 @@ use crate::app::App;
 use crate::call::Call;
 use crate::dialects::fill_in_middle::FillTokens;
 use crate::error::{ApiError, ErrorKind};
+use crate::fields::Fields;
 
 /// The version of Ollama whose interface this is: clients ask for one that is new enough.
 const VERSION: &str = "0.12.6";
@@ -60,10 +61,16 @@ async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) ->
     tokio::task::spawn_blocking(work).await.map_err(failed)
 }
 
+/// The name of the model that is shown, and whether all of it is.
+pub(crate) fn parse_show<'f>(fields: &Fields<'f>) -> Result<(Option<&'f str>, bool), ApiError> {
+    Ok((model_name(fields)?, fields.flag("verbose")?.unwrap_or(false)))
+}
+
 /// Everything about a model, which need not be loaded for that.
 pub(super) async fn show(call: Call) -> Result<Json<Value>, ApiError> {
-    let verbose = call.fields().flag("verbose")?.unwrap_or(false);
-    let listed = call.app.models().describe(model_name(&call.fields())?)?;
+    let fields = call.fields();
+    let (name, verbose) = parse_show(&fields)?;
+    let listed = call.app.models().describe(name)?;
     let work = move || {
         if let Some(served) = &listed.served {
             return Ok(described(&served.model, served.context(), Some(&served.defaults), verbose));

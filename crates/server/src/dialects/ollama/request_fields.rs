@@ -51,6 +51,10 @@ pub(super) fn generation(
         options.integer(name)?;
     }
     options.flag("use_mmap")?;
+    // A prompt that is too long is an error in any case, and so is an answer that fills the context its end.
+    for name in ["truncate", "shift"] {
+        fields.flag(name)?;
+    }
     let top = fields.count("top_logprobs")?;
     if top.is_some_and(|top| top > MAX_TOP_LOGPROBS) {
         return Err(fields.error("top_logprobs", format!("must be from 0 to {MAX_TOP_LOGPROBS}")));

@@ -6,7 +6,7 @@ use super::request_fields::MAX_TOP_LOGPROBS;
 use crate::dialects::sampling_fields::{limit_schema, seed_schema};
 use crate::openapi::schema::{
     answer, any_object, any_of, between, count, count_between, flag, integer, list, number, one_of, request,
-    text, texts, token,
+    text, texts, token, tool_name,
 };
 
 fn options() -> Value {
@@ -72,8 +72,11 @@ pub(super) fn chat_request() -> Value {
         }),
         [],
     );
-    let definition =
-        request(&["name"], json!({ "name": text(), "description": text(), "parameters": any_object() }), []);
+    let definition = request(
+        &["name"],
+        json!({ "name": tool_name(), "description": text(), "parameters": any_object() }),
+        [],
+    );
     let tool = request(&["function"], json!({ "type": one_of(&["function"]), "function": definition }), []);
     request(&[], json!({ "messages": list(message), "tools": list(tool) }), [common()])
 }

@@ -19,9 +19,16 @@ pub(crate) struct CompletionLogprobs {
     offset: usize,
     /// Bytes of a character that is not complete yet.
     partial: Vec<u8>,
+    /// Whether control tokens are in the text.
+    control_text: bool,
 }
 
 impl CompletionLogprobs {
+    /// No tokens yet, of an answer whose text has control tokens or not.
+    pub(crate) fn new(control_text: bool) -> CompletionLogprobs {
+        CompletionLogprobs { control_text, ..CompletionLogprobs::default() }
+    }
+
     /// Adds a prompt. Nothing precedes its first token, which has no log-probability.
     pub(crate) fn add_prompt(&mut self, served: &ServedModel, prompt: &[u32], logprobs: &[TokenLogprobs]) {
         let found = std::iter::once(None).chain(logprobs.iter().map(Some));
@@ -51,8 +58,7 @@ impl CompletionLogprobs {
         self.logprobs.push(found.map(|found| finite(found.logprob)));
         self.top.push(found.map_or(Value::Null, |_| top.into()));
         self.offsets.push(self.offset);
-        let piece = served.model.tokenizer().ok().and_then(|tokenizer| tokenizer.piece(token).ok());
-        self.advance(piece.unwrap_or_default());
+        self.advance(&served.text_bytes(token, self.control_text));
         self.tokens.push(text);
     }
 
@@ -93,7 +99,8 @@ impl CompletionLogprobs {
     pub(crate) fn take(&mut self) -> Value {
         let json = self.json();
         let partial = std::mem::take(&mut self.partial);
-        *self = CompletionLogprobs { offset: self.offset, partial, ..CompletionLogprobs::default() };
+        let next = CompletionLogprobs::new(self.control_text);
+        *self = CompletionLogprobs { offset: self.offset, partial, ..next };
         json
     }
 }

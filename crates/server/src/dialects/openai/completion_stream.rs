@@ -10,6 +10,7 @@ use super::answer_head::AnswerHead;
 use super::completion_logprobs::CompletionLogprobs;
 use super::request_fields::StreamOptions;
 use super::usage::{Usage, finish_name};
+use super::vllm_answer::stop_reason;
 use crate::dialects::Dialect;
 use crate::dialects::timings::{AnswerClock, timings};
 use crate::generation::GenerationEvent;
@@ -28,15 +29,20 @@ pub(crate) struct CompletionStream {
     choices: usize,
     answers: Vec<StreamedAnswer>,
     options: StreamOptions,
+    /// Whether chunks have the tokens of prompts and answers, by their numbers.
+    token_ids: bool,
     usage: Usage,
     clock: AnswerClock,
 }
 
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct StreamedAnswer {
     logprobs: CompletionLogprobs,
     /// Whether its prompt was written.
     begun: bool,
+    /// Tokens that no chunk has yet; those of the prompt before the first chunk.
+    unsent: Vec<u32>,
+    is_first: bool,
 }
 
 impl CompletionStream {
@@ -45,17 +51,24 @@ impl CompletionStream {
         running: &Running,
         echoed: Vec<String>,
         choices: usize,
-        options: StreamOptions,
+        (options, token_ids): (StreamOptions, bool),
     ) -> CompletionStream {
         let begun = echoed.is_empty();
+        let answer = StreamedAnswer {
+            logprobs: CompletionLogprobs::new(running.shows_control_text()),
+            begun,
+            unsent: Vec::new(),
+            is_first: true,
+        };
         CompletionStream {
             head,
             served: Arc::clone(running.served()),
             prompts: running.prompts().to_vec(),
             echoed,
             choices,
-            answers: vec![StreamedAnswer { begun, ..StreamedAnswer::default() }; running.choices()],
+            answers: vec![answer; running.choices()],
             options,
+            token_ids,
             usage: Usage::new(running.prompt_tokens(), choices),
             clock: AnswerClock::new(running.prompt_tokens()),
         }
@@ -70,7 +83,8 @@ impl CompletionStream {
         chunk.insert("system_fingerprint".to_owned(), FINGERPRINT.into());
         chunk.insert("choices".to_owned(), choices);
         if self.options.usage {
-            chunk.insert("usage".to_owned(), Value::Null);
+            let usage = if self.options.continuous { self.usage.json() } else { Value::Null };
+            chunk.insert("usage".to_owned(), usage);
         }
         chunk
     }
@@ -79,7 +93,18 @@ impl CompletionStream {
     fn text(&mut self, choice: usize, text: &str, finish: Option<&str>) -> Map<String, Value> {
         let answer = self.answers.get_mut(choice).filter(|answer| !answer.logprobs.is_empty());
         let logprobs = answer.map(|answer| answer.logprobs.take());
-        self.chunk(json!([{ "index": choice, "text": text, "logprobs": logprobs, "finish_reason": finish }]))
+        let mut value =
+            json!({ "index": choice, "text": text, "logprobs": logprobs, "finish_reason": finish });
+        if let Some(object) = value.as_object_mut().filter(|_| self.token_ids)
+            && let Some(answer) = self.answers.get_mut(choice)
+        {
+            if std::mem::take(&mut answer.is_first) {
+                let prompt = self.prompts.get(choice / self.choices.max(1)).cloned().unwrap_or_default();
+                object.insert("prompt_token_ids".to_owned(), prompt.into());
+            }
+            object.insert("token_ids".to_owned(), std::mem::take(&mut answer.unsent).into());
+        }
+        self.chunk(json!([value]))
     }
 
     /// Writes the prompt of an answer, if that is to come first and has not yet.
@@ -116,8 +141,10 @@ impl StreamEncoder for CompletionStream {
                 self.begin_answer(delta.choice, None, out);
                 if let Some(answer) = self.answers.get_mut(delta.choice) {
                     answer.logprobs.add_answer(&self.served, &delta.tokens);
+                    answer.unsent.extend(self.token_ids.then_some(delta.token));
                 }
                 self.clock.token();
+                self.usage.note_token();
                 if !delta.text.is_empty() {
                     let mut chunk = self.text(delta.choice, &delta.text, None);
                     if self.options.timings {
@@ -133,6 +160,10 @@ impl StreamEncoder for CompletionStream {
                     answer.logprobs.add_answer(&self.served, &done.tokens);
                 }
                 let mut chunk = self.text(done.choice, "", Some(finish_name(&done.finish)));
+                let choice = chunk.get_mut("choices").and_then(|choices| choices.get_mut(0));
+                if let Some(choice) = choice.and_then(Value::as_object_mut) {
+                    choice.insert("stop_reason".to_owned(), stop_reason(&done.finish));
+                }
                 chunk.insert("timings".to_owned(), timings(&done));
                 out.json(&chunk);
             }

@@ -12,9 +12,10 @@ use super::completion_logprobs::CompletionLogprobs;
 use super::completion_stream::CompletionStream;
 use super::request_fields::{StreamOptions, choices, priority, shares_prefix, sse_ping};
 use super::usage::{Usage, finish_name};
+use super::vllm_answer::{prompt_logprobs, stop_reason};
 use crate::call::Call;
 use crate::dialects::timings::timings;
-use crate::dialects::{format_fields, prompt_fields, sampling_fields};
+use crate::dialects::{format_fields, prompt_fields, sampling_fields, vllm_fields};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Choice, Generation, Prompt};
@@ -46,13 +47,20 @@ pub async fn completions(call: Call) -> Result<Response, ApiError> {
     let options = StreamOptions::new(&fields)?;
     let ping = sse_ping(&fields, call.app.limits().ping)?;
     let CompletionRequest { mut generations, echo, choices } = request;
+    let token_ids = fields.flag("return_token_ids")?.unwrap_or(false);
+    let truncated = generations.iter().any(|generation| generation.truncation.is_some());
     let progress = streams && options.needs_progress();
     generations.iter_mut().for_each(|generation| generation.progress = progress);
-    let echoed = if echo { echoed_texts(&served, &generations)? } else { Vec::new() };
+    let mut echoed = if echo { echoed_texts(&served, &generations)? } else { Vec::new() };
     let running = served.generate_all(generations, &call.caller).await?;
+    if echo && truncated {
+        let prompts = running.prompts().iter();
+        echoed =
+            prompts.map(|prompt| prompt_fields::shown(&served, &Prompt::Tokens(prompt.clone()))).collect();
+    }
     let head = AnswerHead::new("cmpl-", &served);
     if streams {
-        let encoder = CompletionStream::new(head, &running, echoed, choices, options);
+        let encoder = CompletionStream::new(head, &running, echoed, choices, (options, token_ids));
         return Ok(stream::respond(running, encoder, StreamFormat::Events, ping));
     }
     let wants_logprobs = fields.has("logprobs");
@@ -66,13 +74,18 @@ pub async fn completions(call: Call) -> Result<Response, ApiError> {
         // All answers to a prompt have its log-probabilities.
         let first = answers.get(prompt * choices).and_then(|first| first.prompt_logprobs.as_deref());
         let echoed = echoed.get(prompt).map(|text| (text.as_str(), first.unwrap_or_default()));
-        list.push(choice_json(
-            &served,
-            answer,
-            echoed,
-            prompts.get(prompt).map_or(&[], Vec::as_slice),
-            wants_logprobs,
-        ));
+        let tokens = prompts.get(prompt).map_or(&[][..], Vec::as_slice);
+        let mut choice = choice_json(&served, answer, echoed, tokens, wants_logprobs);
+        if let Some(object) = choice.as_object_mut() {
+            if token_ids {
+                object.insert("prompt_token_ids".to_owned(), tokens.into());
+                object.insert("token_ids".to_owned(), answer.generated.clone().into());
+            }
+            let found = first.filter(|_| fields.has("prompt_logprobs"));
+            let found = found.map(|found| prompt_logprobs(&served, tokens, found));
+            object.extend(found.map(|found| ("prompt_logprobs".to_owned(), found)));
+        }
+        list.push(choice);
     }
     Ok(Json(json!({
         "id": head.id,
@@ -111,13 +124,16 @@ pub(crate) fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Co
         stops: sampling_fields::stops(fields, "stop", served)?,
         choices,
         logprobs,
-        prompt_logprobs: echo && logprobs.is_some(),
+        // More than either asks for are no harm to the other.
+        prompt_logprobs: logprobs.filter(|_| echo).max(vllm_fields::prompt_logprobs(fields)?),
+        special_tokens: fields.flag("add_special_tokens")?.unwrap_or(true),
         constraint: format_fields::constraint(fields)?,
         constraint_field: format_fields::constraint_field(fields),
         priority: priority(fields)?,
         shares_prefix: shares_prefix(fields)?,
         ..Generation::new(Prompt::Tokens(Vec::new()))
     };
+    let template = vllm_fields::apply(fields, served, template)?;
     let prompts = prompt_fields::prompts(fields, "prompt")?;
     check_count(served, &template, prompts.len())?;
     let generations = prompts.into_iter().map(|prompt| Generation { prompt, ..template.clone() }).collect();
@@ -142,7 +158,7 @@ fn choice_json(
     prompt: &[u32],
     wants_logprobs: bool,
 ) -> Value {
-    let mut logprobs = CompletionLogprobs::default();
+    let mut logprobs = CompletionLogprobs::new(choice.control_text);
     if let Some((_, found)) = echoed {
         logprobs.add_prompt(served, prompt, found);
     }
@@ -152,5 +168,6 @@ fn choice_json(
         "text": format!("{}{}", echoed.map_or("", |(text, _)| text), choice.text),
         "logprobs": wants_logprobs.then(|| logprobs.json()),
         "finish_reason": finish_name(&choice.done.finish),
+        "stop_reason": stop_reason(&choice.done.finish),
     })
 }

@@ -14,6 +14,7 @@ use crate::fields::Fields;
 use crate::model::ServedModel;
 use crate::openapi::schema::{any_of, filled_list, token, with};
 use crate::operation::caller::TokenNeed;
+use crate::prompt::unknown_token;
 
 /// The most texts of a request.
 const MAX_TEXTS: usize = 2048;
@@ -80,7 +81,7 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Embedding
     if let Some(wanted) = dimensions.filter(|wanted| *wanted == 0 || *wanted > width) {
         return Err(fields.error("dimensions", format!("is {wanted}; the model's embeddings have {width}")));
     }
-    Ok(EmbeddingRequest { texts: inputs(fields, "input")?, base64, dimensions })
+    Ok(EmbeddingRequest { texts: inputs(fields, "input", served)?, base64, dimensions })
 }
 
 /// Computes a vector for each text.
@@ -113,7 +114,24 @@ pub async fn embeddings(call: Call) -> Result<Response, ApiError> {
 }
 
 /// The texts of a field: a text, tokens, or a list of either.
-pub(crate) fn inputs(fields: &Fields<'_>, name: &str) -> Result<Vec<TextInput>, ApiError> {
+pub(crate) fn inputs(
+    fields: &Fields<'_>,
+    name: &str,
+    served: &ServedModel,
+) -> Result<Vec<TextInput>, ApiError> {
+    let texts = unchecked_inputs(fields, name)?;
+    let count = served.model.hyperparameters().vocabulary;
+    let tokens = texts.iter().flat_map(|text| match text {
+        TextInput::Text(_) => &[][..],
+        TextInput::Tokens(tokens) => tokens,
+    });
+    match tokens.into_iter().find(|token| **token as usize >= count) {
+        Some(token) => Err(unknown_token(&fields.place(name), *token, count)),
+        None => Ok(texts),
+    }
+}
+
+fn unchecked_inputs(fields: &Fields<'_>, name: &str) -> Result<Vec<TextInput>, ApiError> {
     let wrong = || fields.error(name, "must be a text, a list of tokens, or a list of such");
     let token = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
     let tokens = |list: &[Value]| list.iter().map(token).collect::<Option<Vec<u32>>>();

@@ -18,6 +18,7 @@ mod response_stream;
 pub mod responses;
 pub(crate) mod schemas;
 pub mod usage;
+mod vllm_answer;
 
 use crate::openapi::{Answer, DescribedRoutes, Group, Operation};
 

@@ -9,7 +9,7 @@ use axum::extract::{Path, State};
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::{ApiError, ErrorKind};
 use crate::model::ServedModel;
 use crate::registry::ListedModel;
 
@@ -27,14 +27,23 @@ pub async fn retrieve(
     // A name that is no text is none of any model.
     let Path(name) = name.map_err(|error| ApiError::field("model", format!("is no name: {error}")))?;
     let all = app.models().list();
-    let found = all.iter().find(|listed| listed.name == name);
+    let is_alias =
+        |listed: &ListedModel| listed.entry.as_ref().is_some_and(|entry| entry.aliases.contains(&name));
+    let found =
+        all.iter().find(|listed| listed.name == name).or_else(|| all.iter().find(|one| is_alias(one)));
+    if found.is_none() && name == "sse" {
+        // llama-server's stream of what models are doing.
+        let message = "/models/sse is not supported: ask /models or /status";
+        return Err(ApiError::new(ErrorKind::Unsupported, message));
+    }
     found.map(|listed| Json(describe_listed(listed))).ok_or_else(|| ApiError::model_not_found(&name))
 }
 
 /// A model that is loaded, or what is known of one that is not.
 fn describe_listed(listed: &ListedModel) -> Value {
+    let aliases = listed.entry.as_ref().map(|entry| entry.aliases.clone()).unwrap_or_default();
     if let Some(served) = &listed.served {
-        return describe(served);
+        return describe(served, &aliases);
     }
     let modified = listed.entry.as_ref().and_then(|entry| entry.modified);
     let seconds =
@@ -44,11 +53,12 @@ fn describe_listed(listed: &ListedModel) -> Value {
         "object": "model",
         "created": seconds,
         "owned_by": "quadriga",
+        "aliases": aliases,
         "status": { "value": listed.state.name(), "failed": listed.failure.is_some() },
     })
 }
 
-fn describe(served: &ServedModel) -> Value {
+fn describe(served: &ServedModel, aliases: &[String]) -> Value {
     let hyper = served.model.hyperparameters();
     let file = served.model.file();
     let vocabulary = served.model.tokenizer().map(|tokenizer| tokenizer.vocabulary().model.clone());
@@ -58,6 +68,7 @@ fn describe(served: &ServedModel) -> Value {
         "object": "model",
         "created": served.created,
         "owned_by": "quadriga",
+        "aliases": aliases,
         "max_model_len": served.context(),
         "status": { "value": "loaded" },
         "meta": {

@@ -30,6 +30,12 @@ pub(crate) fn shares_prefix(fields: &Fields<'_>) -> Result<bool, ApiError> {
     Ok(fields.flag("cache_prompt")?.unwrap_or(true))
 }
 
+/// The efforts of reasoning that templates may know.
+pub(crate) const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+
+/// How long answers are to be, which models of OpenAI can be told.
+pub(crate) const VERBOSITIES: &[&str] = &["low", "medium", "high"];
+
 /// How much the model is to reason: an effort by name, unless a budget of tokens leaves no room for any.
 pub(crate) fn reasoning(
     fields: &Fields<'_>,
@@ -40,7 +46,11 @@ pub(crate) fn reasoning(
         Some("none") => ReasoningEffort::Off,
         Some(effort) => ReasoningEffort::Named(effort.to_owned()),
     };
-    let budget = fields.integer("reasoning_budget_tokens")?.or(fields.integer("thinking_budget_tokens")?);
+    let names = ["reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"];
+    let mut budget = None;
+    for name in names {
+        budget = budget.or(fields.integer(name)?);
+    }
     Ok(match budget {
         Some(0) => (ReasoningEffort::Off, None),
         Some(budget) => (effort, usize::try_from(budget).ok()),
@@ -53,6 +63,8 @@ pub(crate) fn reasoning(
 pub(crate) struct StreamOptions {
     /// Whether it ends with a chunk of counted tokens.
     pub(crate) usage: bool,
+    /// Whether every chunk has the tokens that are counted so far.
+    pub(crate) continuous: bool,
     /// Whether there is a chunk for each part of the prompt.
     pub(crate) progress: bool,
     /// Whether each chunk has the speeds so far.
@@ -61,12 +73,16 @@ pub(crate) struct StreamOptions {
 
 impl StreamOptions {
     pub(crate) fn new(fields: &Fields<'_>) -> Result<StreamOptions, ApiError> {
-        let usage = match fields.object("stream_options")? {
-            Some(options) => options.flag("include_usage")?.unwrap_or(false),
-            None => false,
+        let (usage, continuous) = match fields.object("stream_options")? {
+            Some(options) => (
+                options.flag("include_usage")?.unwrap_or(false),
+                options.flag("continuous_usage_stats")?.unwrap_or(false),
+            ),
+            None => (false, false),
         };
         Ok(StreamOptions {
             usage,
+            continuous,
             progress: fields.flag("return_progress")?.unwrap_or(false),
             timings: fields.flag("timings_per_token")?.unwrap_or(false),
         })
@@ -75,6 +91,24 @@ impl StreamOptions {
     /// Whether the engine has to say how far it is with the prompt.
     pub(crate) fn needs_progress(self) -> bool {
         self.progress || self.timings
+    }
+}
+
+/// Which parts of an answer are shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ShownParts {
+    /// The reasoning.
+    pub(crate) reasoning: bool,
+    /// The tokens of prompt and answer, by their numbers.
+    pub(crate) token_ids: bool,
+}
+
+impl ShownParts {
+    pub(crate) fn new(fields: &Fields<'_>) -> Result<ShownParts, ApiError> {
+        Ok(ShownParts {
+            reasoning: fields.flag("include_reasoning")?.unwrap_or(true),
+            token_ids: fields.flag("return_token_ids")?.unwrap_or(false),
+        })
     }
 }
 

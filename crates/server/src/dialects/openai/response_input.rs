@@ -4,6 +4,7 @@ use quadriga_llm::template::{Message, ToolCall};
 use serde_json::{Value, json};
 
 use super::messages;
+use crate::dialects::format_fields;
 use crate::error::ApiError;
 use crate::fields::Fields;
 
@@ -95,7 +96,7 @@ pub(crate) fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
         if tool.required_text("type")? != "function" {
             continue;
         }
-        let name = tool.required_text("name")?;
+        let name = format_fields::tool_name(&tool)?;
         let parameters = tool.map("parameters")?;
         let mut function = json!({ "name": name, "parameters": parameters });
         if let Some(object) = function.as_object_mut() {

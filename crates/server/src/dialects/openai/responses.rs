@@ -7,7 +7,9 @@ use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
 use super::logprobs::MAX_TOP_LOGPROBS;
-use super::request_fields::{check_stream, priority, reasoning, shares_prefix, sse_ping};
+use super::request_fields::{
+    EFFORTS, VERBOSITIES, check_stream, priority, reasoning, shares_prefix, sse_ping,
+};
 use super::response_items::ResponseItem;
 use super::response_object::ResponseObject;
 use super::response_stream::ResponseStream;
@@ -15,7 +17,7 @@ use super::usage::Usage;
 use super::{logprobs, response_input};
 use crate::call::{Call, new_id};
 use crate::constraint::Constraint;
-use crate::dialects::{format_fields, sampling_fields};
+use crate::dialects::{format_fields, sampling_fields, vllm_fields};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{AnswerSection, ChatPrompt, Choice, Generation, Prompt};
@@ -53,6 +55,8 @@ pub(crate) fn request_schema() -> Value {
 
 /// The request as a [`Generation`].
 pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generation, ApiError> {
+    sampling_fields::refuse_unsupported(fields)?;
+    vllm_fields::refuse(fields, &["prompt_logprobs", "return_token_ids"])?;
     check_stream(fields)?;
     for name in ["previous_response_id", "conversation", "prompt"] {
         if fields.has(name) {
@@ -67,11 +71,16 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
     let tools = response_input::tools(fields)?;
     let tool_choice = format_fields::tool_choice(fields, &tools)?;
     let continues = ends_with_assistant(&messages);
-    let effort = fields.object("reasoning")?.map(|reasoning| reasoning.text("effort")).transpose()?.flatten();
+    let effort = fields.object("reasoning")?.map(|reasoning| reasoning.one_of("effort", EFFORTS));
+    let effort = effort.transpose()?.flatten();
+    fields.one_of("truncation", &["auto", "disabled"])?;
+    if let Some(text) = fields.object("text")? {
+        text.one_of("verbosity", VERBOSITIES)?;
+    }
     let (reasoning, reasoning_budget) = reasoning(fields, effort)?;
     let variables = fields.map("chat_template_kwargs")?.cloned().unwrap_or_default();
     let chat = ChatPrompt { messages, tools, variables, continues, reasoning, ..ChatPrompt::default() };
-    Ok(Generation {
+    let generation = Generation {
         sampling: sampling_fields::sampling(fields, served)?,
         max_tokens: sampling_fields::max_tokens(fields, &["max_output_tokens"], &[], served)?,
         stops: sampling_fields::stops(fields, "stop", served)?,
@@ -84,7 +93,8 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
         priority: priority(fields)?,
         shares_prefix: shares_prefix(fields)?,
         ..Generation::new(Prompt::Chat(chat))
-    })
+    };
+    vllm_fields::apply(fields, served, generation)
 }
 
 /// Metadata comes back with every event that has the response, and so has OpenAI's limits.
@@ -92,12 +102,11 @@ fn check_metadata(fields: &Fields<'_>) -> Result<(), ApiError> {
     const NAME: &str = "metadata";
     let Some(pairs) = fields.map(NAME)? else { return Ok(()) };
     let is_short = |(name, value): (&String, &Value)| {
-        let text = value.as_str().map_or_else(|| value.to_string().len(), |text| text.chars().count());
-        name.chars().count() <= 64 && text <= 512
+        name.chars().count() <= 64 && value.as_str().is_some_and(|text| text.chars().count() <= 512)
     };
     match pairs.len() <= 16 && pairs.iter().all(is_short) {
         true => Ok(()),
-        false => Err(fields.error(NAME, "must have at most 16 pairs, of 64 and 512 characters")),
+        false => Err(fields.error(NAME, "must have at most 16 pairs of strings, of 64 and 512 characters")),
     }
 }
 

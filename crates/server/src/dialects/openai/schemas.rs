@@ -4,10 +4,11 @@ use serde_json::{Value, json};
 
 use super::logprobs::MAX_TOP_LOGPROBS;
 use super::messages;
-use crate::dialects::{format_fields, prompt_fields, sampling_fields, timings};
+use super::request_fields::{EFFORTS, VERBOSITIES};
+use crate::dialects::{format_fields, prompt_fields, sampling_fields, timings, vllm_fields};
 use crate::openapi::schema::{
     answer, any_object, any_of, count, count_between, filled_list, flag, integer, list, nullable, number,
-    one_of, other_type, request, text, texts,
+    one_of, other_type, request, text, texts, tool_name,
 };
 use crate::prompt::MAX_CHOICES;
 
@@ -30,7 +31,11 @@ fn completion_fields() -> Value {
         "max_tokens": sampling_fields::limit_schema(-1),
         "max_completion_tokens": sampling_fields::limit_schema(-1),
         "stop": texts(),
-        "stream_options": request(&[], json!({ "include_usage": flag() }), []),
+        "stream_options": request(
+            &[],
+            json!({ "include_usage": flag(), "continuous_usage_stats": flag() }),
+            [],
+        ),
         "return_progress": flag(),
         "timings_per_token": flag(),
     })
@@ -42,9 +47,16 @@ pub(super) fn chat_request() -> Value {
         "messages": filled_list(message()),
         "logprobs": flag(),
         "top_logprobs": count_between(0, MAX_TOP_LOGPROBS),
-        "reasoning_effort": text(),
+        "reasoning_effort": one_of(EFFORTS),
+        "modalities": any_of([one_of(&["text"]), list(one_of(&["text"]))]),
+        "verbosity": one_of(VERBOSITIES),
         "reasoning_budget_tokens": integer(),
+        "thinking_token_budget": integer(),
+        "include_reasoning": flag(),
         "chat_template_kwargs": any_object(),
+        "documents": list(any_object()),
+        "add_generation_prompt": flag(),
+        "continue_final_message": flag(),
     });
     request(
         &["messages"],
@@ -55,6 +67,8 @@ pub(super) fn chat_request() -> Value {
             sampling_fields::schema(),
             format_fields::schema(),
             format_fields::grammar_schema(),
+            vllm_fields::schema(),
+            vllm_fields::token_schema(),
         ],
     )
 }
@@ -119,7 +133,15 @@ pub(crate) fn completion_request() -> Value {
     request(
         &["prompt"],
         own,
-        [common(), completion_fields(), sampling_fields::schema(), format_fields::grammar_schema()],
+        [
+            common(),
+            completion_fields(),
+            sampling_fields::schema(),
+            format_fields::response_format_schema(),
+            format_fields::grammar_schema(),
+            vllm_fields::schema(),
+            vllm_fields::token_schema(),
+        ],
     )
 }
 
@@ -203,7 +225,7 @@ pub(super) fn response_request() -> Value {
         &["type", "name"],
         json!({
             "type": one_of(&["function"]),
-            "name": text(),
+            "name": tool_name(),
             "description": text(),
             "parameters": any_object(),
             "strict": flag(),
@@ -231,13 +253,15 @@ pub(super) fn response_request() -> Value {
         "tools": list(tool),
         "tool_choice": format_fields::tool_choice_schema(),
         "parallel_tool_calls": flag(),
-        "reasoning": request(&[], json!({ "effort": text() }), []),
+        "reasoning": request(&[], json!({ "effort": one_of(EFFORTS) }), []),
         "reasoning_budget_tokens": integer(),
-        "text": request(&[], json!({ "format": format }), []),
+        "text": request(&[], json!({ "format": format, "verbosity": one_of(VERBOSITIES) }), []),
+        "truncation": one_of(&["auto", "disabled"]),
+        "metadata": metadata(),
         "top_logprobs": count_between(0, MAX_TOP_LOGPROBS),
         "include": list(text()),
     });
-    request(&["input"], own, [common(), sampling_fields::schema()])
+    request(&["input"], own, [common(), sampling_fields::schema(), vllm_fields::schema()])
 }
 
 /// A response.

@@ -17,12 +17,19 @@ pub struct Usage {
     pub reasoning: usize,
     /// Answers to each prompt.
     choices: usize,
+    /// Tokens of a stream so far, whose answers are not complete.
+    streamed: usize,
 }
 
 impl Usage {
     /// For prompts of so many tokens, with so many answers to each.
     pub fn new(prompt: usize, choices: usize) -> Usage {
         Usage { prompt, choices: choices.max(1), ..Usage::default() }
+    }
+
+    /// Counts a token of a stream, until its answer is added.
+    pub fn note_token(&mut self) {
+        self.streamed += 1;
     }
 
     /// Adds an answer.
@@ -32,15 +39,17 @@ impl Usage {
             self.cached += done.counts.cached;
         }
         self.answer += done.counts.answer;
+        self.streamed = self.streamed.saturating_sub(done.counts.answer);
         self.reasoning += done.reasoning_tokens;
     }
 
     /// As OpenAI has it.
     pub fn json(&self) -> Value {
+        let answer = self.answer + self.streamed;
         json!({
             "prompt_tokens": self.prompt,
-            "completion_tokens": self.answer,
-            "total_tokens": self.prompt + self.answer,
+            "completion_tokens": answer,
+            "total_tokens": self.prompt + answer,
             "prompt_tokens_details": { "cached_tokens": self.cached },
             "completion_tokens_details": { "reasoning_tokens": self.reasoning },
         })
@@ -50,7 +59,7 @@ impl Usage {
 /// The name of the reason why an answer ended.
 pub fn finish_name(finish: &FinishReason) -> &'static str {
     match finish {
-        FinishReason::End | FinishReason::Stop(_) => "stop",
+        FinishReason::End | FinishReason::Stop(_) | FinishReason::StopToken(_) => "stop",
         FinishReason::Length | FinishReason::Context => "length",
         FinishReason::ToolCalls => "tool_calls",
     }
