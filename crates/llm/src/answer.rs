@@ -252,7 +252,7 @@ impl Answer<'_> {
     /// The end, with the text that was held back: nothing of it after a stop string.
     fn close(&mut self, finish: Finish) -> AnswerParts {
         self.progress.finish = Some(finish);
-        self.progress.text.finish(matches!(finish, Finish::Stop(_)))
+        self.progress.text.finish(finish)
     }
 }
 

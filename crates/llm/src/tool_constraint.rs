@@ -49,7 +49,9 @@ fn compile_once(
 ) -> Result<Option<Box<dyn SamplingHook>>> {
     let (format, tokenizer) = (model.tool_format()?, model.tokenizer()?);
     let failed = |reason| Error::Grammar { grammar: "grammar of tool calls", reason };
-    let Some(lark) = format.grammar(rules, tokenizer).map_err(failed)? else { return Ok(None) };
+    let marker = splitter.text_marker(tokenizer);
+    let lark = format.grammar_after(rules, tokenizer, marker).map_err(failed)?;
+    let Some(lark) = lark else { return Ok(None) };
     let (engine, grammar) = (model.constraints()?, Grammar::Lark(lark));
     // The grammar of the harmony format has the reasoning, too.
     let constraint = match format.harmony {

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use llguidance::regex_to_lark;
+
 use super::source::ANSWER;
 use crate::reasoning::{ReasoningFormat, ReasoningSplitter};
 use crate::tokenizer::{TokenType, Tokenizer};
@@ -29,8 +31,11 @@ pub(super) fn before_answer(splitter: &ReasoningSplitter, tokenizer: &Tokenizer)
             let reasoning = format!("reasoning[suffix={}]: {}\n", quoted(close), r"/(?s:.*)/");
             match splitter.is_open() {
                 true => format!("start: reasoning SPACE? @{ANSWER}\n{reasoning}"),
+                // White space before the marker is a part of its terminal, since it may begin the answer as well.
                 false => {
-                    format!("start: ({} reasoning SPACE?)? @{ANSWER}\n{reasoning}", quoted(open))
+                    let open = regex_to_lark(&regex::escape(open), "");
+                    let open = format!("OPEN: /[ \\t\\r\\n]{{0,8}}{open}/\n");
+                    format!("start: (OPEN reasoning SPACE?)? @{ANSWER}\n{open}{reasoning}")
                 }
             }
         }

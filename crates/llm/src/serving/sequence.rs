@@ -418,7 +418,7 @@ impl Sequence {
             }
         }
         if let Some(finish) = finish {
-            parts.extend(self.text.finish(matches!(finish, Finish::Stop(_))));
+            parts.extend(self.text.finish(finish));
         }
         let piece = TextPiece::new(token, parts);
         events.push((self.id, Event::Token { piece, logprobs }));
