@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::constraint::Grammar;
 use crate::reasoning::ReasoningSplitter;
 use crate::sampling_hook::SamplingHook;
-use crate::tools::{Tool, ToolRules};
+use crate::tools::{Tool, ToolChoice, ToolRules};
 use crate::{Error, Model, Result};
 
 /// A hook that keeps an answer to the rules, and the tools with the schemas that it enforces.
@@ -54,8 +54,10 @@ fn compile_once(
     let Some(lark) = lark else { return Ok(None) };
     let (engine, grammar) = (model.constraints()?, Grammar::Lark(lark));
     // The grammar of the harmony format has the reasoning, too.
+    let is_text = rules.choice == ToolChoice::Auto && rules.answer.is_none();
     let constraint = match format.harmony {
         true => engine.compile(&grammar)?,
+        false if is_text => engine.compile_text(&grammar, splitter, tokenizer)?,
         false => engine.compile_answer(&grammar, splitter, tokenizer)?,
     };
     Ok(Some(constraint.hook()))
