@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::answer_text::{AnswerParts, AnswerText};
+use crate::answer_text::{AnswerParts, AnswerText, TextEnd};
 use crate::engine::Engine;
 use crate::sampling::{Sampler, SamplingHook};
 use crate::template::ToolCall;
@@ -25,6 +25,17 @@ pub enum Finish {
     /// It was cancelled by [`Generator::cancel_flag`](crate::Generator::cancel_flag), by the callback of
     /// [`Answer::stream`], or by an error.
     Cancelled,
+}
+
+impl Finish {
+    /// What it means for the text that is held back.
+    pub(crate) fn text_end(self) -> TextEnd {
+        match self {
+            Finish::End => TextEnd::Whole,
+            Finish::Stop(_) => TextEnd::Stopped,
+            Finish::Length | Finish::Context | Finish::Cancelled => TextEnd::Cut,
+        }
+    }
 }
 
 /// A token of an answer and the text that it completes.
@@ -252,7 +263,7 @@ impl Answer<'_> {
     /// The end, with the text that was held back: nothing of it after a stop string.
     fn close(&mut self, finish: Finish) -> AnswerParts {
         self.progress.finish = Some(finish);
-        self.progress.text.finish(finish)
+        self.progress.text.finish(finish.text_end())
     }
 }
 

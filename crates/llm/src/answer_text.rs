@@ -2,7 +2,6 @@
 //! tools.
 
 use crate::Result;
-use crate::answer::Finish;
 use crate::marks::{MARKS, MarkPositions, TOKEN_MARK};
 use crate::reasoning::{ReasoningSplitter, SplitText};
 use crate::stop::StopMatcher;
@@ -18,6 +17,17 @@ pub(crate) struct AnswerText {
     marks: MarkPositions,
     splitter: ReasoningSplitter,
     tool_calls: Option<ToolCallParser>,
+}
+
+/// How the tokens of an answer end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum TextEnd {
+    /// The model has ended it.
+    Whole,
+    /// It was cut after any token.
+    Cut,
+    /// It was cut before a stop string.
+    Stopped,
 }
 
 /// Text that was completed.
@@ -88,16 +98,16 @@ impl AnswerText {
     }
 
     /// The text that was held back: nothing of it after a stop string.
-    pub(crate) fn finish(&mut self, finish: Finish) -> AnswerParts {
+    pub(crate) fn finish(&mut self, end: TextEnd) -> AnswerParts {
         let mut parts = AnswerParts::default();
-        if !matches!(finish, Finish::Stop(_)) {
+        if end != TextEnd::Stopped {
             let held = self.marks.with(&self.stops.finish());
             let split = self.splitter.push(&held);
             parts.extend(self.parsed(split));
             // A character that was cut within a call is none of its text.
             let is_cut_call = self.tool_calls.as_ref().is_some_and(ToolCallParser::is_calling);
             let pending = self.pending.finish();
-            if finish == Finish::End || !is_cut_call {
+            if end == TextEnd::Whole || !is_cut_call {
                 let split = self.splitter.push(&pending);
                 parts.extend(self.parsed(split));
             }
@@ -105,7 +115,7 @@ impl AnswerText {
         let rest = self.splitter.finish();
         parts.extend(self.parsed(rest));
         if let Some(parser) = &mut self.tool_calls {
-            let rest = if finish == Finish::End { parser.finish() } else { parser.finish_cut() };
+            let rest = if end == TextEnd::Whole { parser.finish() } else { parser.finish_cut() };
             parts.text.push_str(&rest.text);
             parts.tool_calls.extend(rest.calls);
         }
