@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::answer_text::{AnswerParts, AnswerText};
+use crate::answer_text::{AnswerParts, AnswerText, TextEnd};
 use crate::engine::Engine;
 use crate::sampling::{Sampler, SamplingHook};
 use crate::template::ToolCall;
@@ -27,6 +27,17 @@ pub enum Finish {
     /// It was cancelled by [`Generator::cancel_flag`](crate::Generator::cancel_flag), by the callback of
     /// [`Answer::stream`], or by an error.
     Cancelled,
+}
+
+impl Finish {
+    /// What it means for the text that is held back.
+    pub(crate) fn text_end(self) -> TextEnd {
+        match self {
+            Finish::End | Finish::StopToken(_) => TextEnd::Whole,
+            Finish::Stop(_) => TextEnd::Stopped,
+            Finish::Length | Finish::Context | Finish::Cancelled => TextEnd::Cut,
+        }
+    }
 }
 
 /// A token of an answer and the text that it completes.
@@ -254,7 +265,7 @@ impl Answer<'_> {
     /// The end, with the text that was held back: nothing of it after a stop string.
     fn close(&mut self, finish: Finish) -> AnswerParts {
         self.progress.finish = Some(finish);
-        self.progress.text.finish(matches!(finish, Finish::Stop(_)))
+        self.progress.text.finish(finish.text_end())
     }
 }
 

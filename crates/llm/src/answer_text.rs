@@ -3,7 +3,7 @@
 
 use crate::Result;
 use crate::answer_rules::AnswerRules;
-use crate::marks::{MARKS, TOKEN_MARK};
+use crate::marks::{MARKS, MarkPositions, TOKEN_MARK};
 use crate::reasoning::{ReasoningSplitter, SplitText};
 use crate::stop::{StopMatcher, StopStep};
 use crate::tokenizer::{Pending, Tokenizer};
@@ -14,12 +14,25 @@ pub(crate) struct AnswerText {
     /// Bytes that are not a whole character yet.
     pending: Pending,
     stops: StopMatcher,
+    /// Marks in text that may become a stop string, in which they are not.
+    marks: MarkPositions,
     splitter: ReasoningSplitter,
     tool_calls: Option<ToolCallParser>,
     /// Whether control tokens are written as they are named.
     control_text: bool,
     /// Tokens that are yet to come before a stop string counts.
     unstoppable: usize,
+}
+
+/// How the tokens of an answer end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum TextEnd {
+    /// The model has ended it.
+    Whole,
+    /// It was cut after any token.
+    Cut,
+    /// It was cut before a stop string.
+    Stopped,
 }
 
 /// Text that was completed.
@@ -52,6 +65,7 @@ impl AnswerText {
         AnswerText {
             pending: Pending::default(),
             stops: StopMatcher::new(stops),
+            marks: MarkPositions::default(),
             splitter,
             tool_calls,
             control_text: false,
@@ -96,30 +110,38 @@ impl AnswerText {
         }
         let is_marker = format.is_some_and(|format| format.is_marker_token(tokenizer, token));
         let text = self.splitter.marked_text(&text, if is_marker { bytes.len() } else { 0 });
+        let is_mark = |letter| parser.is_some() && letter == TOKEN_MARK || self.splitter.is_mark(letter);
+        let plain = self.marks.without(&text, is_mark);
         let step = match self.unstoppable.checked_sub(1) {
             Some(left) => {
                 self.unstoppable = left;
-                StopStep { text: self.stops.pass(&text), stopped_by: None }
+                StopStep { text: self.stops.pass(&plain), stopped_by: None }
             }
-            None => self.stops.push(&text),
+            None => self.stops.push(&plain),
         };
-        let split = self.splitter.push(&step.text);
+        let split = self.splitter.push(&self.marks.with(&step.text));
         Ok((self.parsed(split), step.stopped_by))
     }
 
     /// The text that was held back: nothing of it after a stop string.
-    pub(crate) fn finish(&mut self, stopped: bool) -> AnswerParts {
-        let mut held = String::new();
-        if !stopped {
-            held = self.stops.push(&self.pending.finish()).text;
-            held.push_str(&self.stops.finish());
+    pub(crate) fn finish(&mut self, end: TextEnd) -> AnswerParts {
+        let mut parts = AnswerParts::default();
+        if end != TextEnd::Stopped {
+            let held = self.marks.with(&self.stops.finish());
+            let split = self.splitter.push(&held);
+            parts.extend(self.parsed(split));
+            // A character that was cut within a call is none of its text.
+            let is_cut_call = self.tool_calls.as_ref().is_some_and(ToolCallParser::is_calling);
+            let pending = self.pending.finish();
+            if end == TextEnd::Whole || !is_cut_call {
+                let split = self.splitter.push(&pending);
+                parts.extend(self.parsed(split));
+            }
         }
-        let split = self.splitter.push(&held);
-        let mut parts = self.parsed(split);
         let rest = self.splitter.finish();
         parts.extend(self.parsed(rest));
         if let Some(parser) = &mut self.tool_calls {
-            let rest = parser.finish();
+            let rest = if end == TextEnd::Whole { parser.finish() } else { parser.finish_cut() };
             parts.text.push_str(&rest.text);
             parts.tool_calls.extend(rest.calls);
         }
@@ -128,9 +150,11 @@ impl AnswerText {
 
     /// Text without calls, and the calls.
     fn parsed(&mut self, split: SplitText) -> AnswerParts {
-        let SplitText { reasoning, answer } = split;
+        let SplitText { mut reasoning, answer } = split;
         match &mut self.tool_calls {
             Some(parser) => {
+                // The model may write the tokens of calls while it reasons.
+                reasoning.retain(|letter| !MARKS.contains(&letter));
                 let parsed = parser.push(&answer);
                 AnswerParts { text: parsed.text, reasoning, tool_calls: parsed.calls }
             }

@@ -248,10 +248,25 @@ impl ReasoningSplitter {
         marked
     }
 
+    /// Whether a character of such a text is no text but a mark.
+    pub(crate) fn is_mark(&self, letter: char) -> bool {
+        self.marked && letter == MARK
+    }
+
     /// Adds a token that is a marker, and returns the text whose kind is certain.
     pub fn push_marker(&mut self, marker: &str) -> SplitText {
         let text = self.marked_text(marker, marker.len());
         self.push(&text)
+    }
+
+    /// The text with which the output may begin reasoning, if it is not a token of its own.
+    #[cfg(feature = "constraint")]
+    pub(crate) fn text_marker(&self, tokenizer: &Tokenizer) -> Option<&str> {
+        let format = self.format.as_ref().filter(|_| !self.skipped && !self.is_open())?;
+        match format {
+            ReasoningFormat::Markers { open, .. } if !format.uses_tokens(tokenizer) => Some(open),
+            ReasoningFormat::Markers { .. } | ReasoningFormat::Harmony => None,
+        }
     }
 
     /// Whether it is within reasoning.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::constraint::Grammar;
 use crate::reasoning::ReasoningSplitter;
 use crate::sampling_hook::SamplingHook;
-use crate::tools::{Tool, ToolRules};
+use crate::tools::{Tool, ToolChoice, ToolRules};
 use crate::{Error, Model, Result};
 
 /// A hook that keeps an answer to the rules, and the tools with the schemas that it enforces.
@@ -47,11 +47,15 @@ fn compile_once(
 ) -> Result<Option<Box<dyn SamplingHook>>> {
     let (format, tokenizer) = (model.tool_format()?, model.tokenizer()?);
     let failed = |reason| Error::Grammar { grammar: "grammar of tool calls", reason };
-    let Some(lark) = format.grammar(rules, tokenizer).map_err(failed)? else { return Ok(None) };
+    let marker = splitter.text_marker(tokenizer);
+    let lark = format.grammar_after(rules, tokenizer, marker).map_err(failed)?;
+    let Some(lark) = lark else { return Ok(None) };
     let (engine, grammar) = (model.constraints()?, Grammar::Lark(lark));
     // The grammar of the harmony format has the reasoning, too.
+    let is_text = rules.choice == ToolChoice::Auto && rules.answer.is_none();
     let constraint = match format.harmony {
         true => engine.compile(&grammar)?,
+        false if is_text => engine.compile_text(&grammar, splitter, tokenizer)?,
         false => engine.compile_answer(&grammar, splitter, tokenizer)?,
     };
     Ok(Some(constraint.hook()))

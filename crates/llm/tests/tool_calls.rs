@@ -15,12 +15,12 @@ use quadriga_llm::tools::{
 use serde_json::{Value, json};
 
 /// A family: its template, how it writes two calls (one, if it cannot write more), and its control tokens.
-struct Family {
-    name: &'static str,
-    template: &'static str,
-    output: &'static str,
-    calls: usize,
-    control: &'static [&'static str],
+pub(crate) struct Family {
+    pub(crate) name: &'static str,
+    pub(crate) template: &'static str,
+    pub(crate) output: &'static str,
+    pub(crate) calls: usize,
+    pub(crate) control: &'static [&'static str],
 }
 
 macro_rules! template {
@@ -29,7 +29,7 @@ macro_rules! template {
     };
 }
 
-const FAMILIES: &[Family] = &[
+pub(crate) const FAMILIES: &[Family] = &[
     Family {
         name: "hermes",
         template: template!("hermes"),
@@ -217,7 +217,7 @@ const FAMILIES: &[Family] = &[
     },
 ];
 
-fn definitions() -> Vec<Value> {
+pub(crate) fn definitions() -> Vec<Value> {
     let city = json!({ "type": "string" });
     let weather = json!({
         "type": "object",
@@ -233,12 +233,12 @@ fn definitions() -> Vec<Value> {
         .to_vec()
 }
 
-fn tools() -> Arc<[Tool]> {
+pub(crate) fn tools() -> Arc<[Tool]> {
     definitions().iter().map(|definition| Tool::from_json(definition).unwrap()).collect()
 }
 
 /// Every byte, and control tokens, the last of which is the end.
-fn tokenizer(family: &Family) -> Tokenizer {
+pub(crate) fn tokenizer(family: &Family) -> Tokenizer {
     let bytes = (0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), TokenType::Byte));
     let control = family.control.iter().map(|name| ((*name).to_owned(), TokenType::Control));
     let (tokens, types): (Vec<String>, Vec<TokenType>) = bytes.chain(control).unzip();
@@ -278,21 +278,21 @@ fn encoded(family: &Family, text: &str) -> Vec<u32> {
     tokens
 }
 
-fn template(family: &Family) -> ChatTemplate {
+pub(crate) fn template(family: &Family) -> ChatTemplate {
     ChatTemplate::new(family.template, "", "").unwrap()
 }
 
-fn format(family: &Family) -> ToolFormat {
+pub(crate) fn format(family: &Family) -> ToolFormat {
     ToolFormat::of_template(&template(family), &[family.control.last().unwrap()])
 }
 
-fn calls(number: usize) -> Vec<ToolCall> {
+pub(crate) fn calls(number: usize) -> Vec<ToolCall> {
     let weather = ToolCall::new("weather", json!({ "city": "Bern", "days": 2 }));
     [weather, ToolCall::new("time", json!({}))].into_iter().take(number).collect()
 }
 
 /// Parses a text in pieces of so many characters.
-fn parsed(parser: &ToolCallParser, text: &str, size: usize) -> (String, Vec<ToolCallPiece>) {
+pub(crate) fn parsed(parser: &ToolCallParser, text: &str, size: usize) -> (String, Vec<ToolCallPiece>) {
     let mut parser = parser.clone();
     let letters: Vec<char> = text.chars().collect();
     let (mut answer, mut pieces) = (String::new(), Vec::new());
@@ -444,7 +444,7 @@ fn random_output_never_breaks_a_parser() {
 }
 
 /// A random model under a grammar; it likes the quotes, brackets and endings by which answers end.
-fn generate(tokenizer: &Tokenizer, lark: &str, rng: &mut Rng) -> Option<String> {
+pub(crate) fn generate(tokenizer: &Tokenizer, lark: &str, rng: &mut Rng) -> Option<String> {
     let engine = ConstraintEngine::new(tokenizer).unwrap();
     let constraint =
         engine.compile(&Grammar::Lark(lark.to_owned())).unwrap_or_else(|error| panic!("{error}\n{lark}"));

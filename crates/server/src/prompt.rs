@@ -208,13 +208,25 @@ pub(crate) fn text(served: &ServedModel, generation: &Generation) -> Result<Stri
         None => ("", chat.messages.as_slice()),
     };
     let own = before.first().is_none_or(|message| message.role != "system");
-    let system = options.system.filter(|_| own).map(|text| Message::new("system", text));
-    let messages: Vec<Message> = system.into_iter().chain(before.iter().cloned()).collect();
+    let system = options.system.clone().filter(|_| own).map(|text| Message::new("system", text));
+    let mut messages: Vec<Message> = system.into_iter().chain(before.iter().cloned()).collect();
+    // As the requests of a chat are made.
+    let tools = options.template_variables.get("tools").and_then(Value::as_array);
+    let is_call = |message: &Message| message.role == "tool" || !message.tool_calls.is_empty();
+    if tools.is_some_and(|tools| !tools.is_empty()) || messages.iter().any(is_call) {
+        let tools = tools.map_or(&[][..], Vec::as_slice);
+        messages = served.model.tool_format()?.conversation(&messages, tools);
+    }
+    let mut skipped = None;
+    if chat.reasoning == ReasoningEffort::Off && !chat.continues && !chat.omits_generation_prompt {
+        let request = Request::chat(&served.model, &options, &chat.messages)?;
+        skipped = request.empty_reasoning().filter(|_| reasons_anyway(served, &request));
+    }
     let arguments = TemplateArguments {
         variables: options.template_variables,
         add_generation_prompt: !chat.omits_generation_prompt,
     };
-    Ok(template.render_with(&messages, &arguments)? + last)
+    Ok(template.render_with(&messages, &arguments)? + &skipped.unwrap_or_default() + last)
 }
 
 fn render_chat(served: &ServedModel, chat: &ChatPrompt, uses_tools: bool) -> Result<Request, ApiError> {

@@ -1,7 +1,7 @@
 //! `/v1/chat/completions`: answers and streams in OpenAI's form, and errors before the first byte.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-use crate::common::{CONTEXT, Setup, TestServer, Value, hello, json, with};
+use crate::common::{CONTEXT, Setup, TestServer, Value, hello, json, model, with};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -215,6 +215,54 @@ fn roles_parts_calls_and_prefills_reach_the_template() {
     assert_eq!(count(json!([user]), tools.clone()), plain + 2 + 7);
     let none = with(tools, json!({ "tool_choice": "none" }));
     assert_eq!(count(json!([user]), none), plain);
+}
+
+/// Results of calls have the function's name, which the call's identifier tells.
+#[test]
+fn results_have_the_name_of_their_function() {
+    let template = "{% for m in messages %}<|start|>{{ m.role }} {{ m.name }} {{ m.content }}\
+        {% for c in m.tool_calls or [] %} call {{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}\
+        <|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant {% endif %}";
+    let server = Setup { model: model::with_template(template), ..Setup::default() }.start();
+    let call = |id: &str, name: &str| json!({ "id": id, "type": "function", "function": { "name": name } });
+    let called = |calls: Value| json!({ "role": "assistant", "content": "", "tool_calls": calls });
+    let result = |id: &str| json!({ "role": "tool", "content": "rain", "tool_call_id": id });
+    let named = with(result("a"), json!({ "name": "own" }));
+    let messages = json!([
+        called(json!([call("a", "first"), call("b", "second")])),
+        result("b"),
+        result("a"),
+        called(json!([call("a", "third")])),
+        result("a"),
+        named,
+        result("unknown")
+    ]);
+    let prompt = server.post("/apply-template", &json!({ "messages": messages })).ok()["prompt"].clone();
+    let prompt = prompt.as_str().unwrap();
+    let names = prompt.split("<|start|>tool ").skip(1).map(|rest| rest.split(' ').next().unwrap());
+    let names: Vec<&str> = names.collect();
+    assert_eq!(names[..4], ["second", "first", "third", "own"], "{prompt}");
+    assert_eq!(names.len(), 5, "{prompt}");
+}
+
+/// A model may begin to reason although the template was asked that it does not.
+#[test]
+fn a_budget_of_0_ends_reasoning_that_begins_all_the_same() {
+    let template = include_str!("../../llm/tests/data/tool_templates/hermes.jinja");
+    let model = model::with_control(template, &["<think>", "</think>", "<|im_end|>"]);
+    let id =
+        |name: &str| model.tokenizer().unwrap().vocabulary().tokens.iter().position(|token| token == name);
+    let bias =
+        json!({ id("<think>").unwrap().to_string(): 100, id("<|im_end|>").unwrap().to_string(): -100 });
+    let server = Setup { model, ..Setup::default() }.start();
+    let body = with(hello(), json!({ "max_tokens": 40, "temperature": 0, "logit_bias": bias }));
+    let reasoned = |more: Value| {
+        let usage = server.post(CHAT, &with(body.clone(), more)).ok()["usage"].clone();
+        usage["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(reasoned(json!({})), 40);
+    let limited = reasoned(json!({ "reasoning_budget_tokens": 0 }));
+    assert!(limited < 8, "{limited}");
 }
 
 #[test]

@@ -220,6 +220,34 @@ fn templates_are_applied_and_counted() {
     );
 }
 
+/// Whatever templates cannot write by themselves, and with or without reasoning.
+#[test]
+fn applied_templates_are_the_prompts_of_chats() {
+    let opened = "{% for m in messages %}<|start|>{{ m.role }} {{ m.content }}<|end|>{% endfor %}\
+        {% if add_generation_prompt %}<|start|>assistant <think>{% endif %}{% if false %}</think>{% endif %}";
+    let gemma = include_str!("../../llm/tests/data/tool_templates/gemma.jinja");
+    let hermes = include_str!("../../llm/tests/data/tool_templates/hermes.jinja");
+    let kimi = include_str!("../../llm/tests/data/tool_templates/kimi_k2.jinja");
+    let tool = json!({ "type": "function", "function": { "name": "f", "parameters": { "type": "object" } } });
+    let call =
+        json!({ "id": "c1", "type": "function", "function": { "name": "f", "arguments": "{\"x\": 1}" } });
+    let messages = json!([{ "role": "user", "content": "hi" }, { "role": "assistant", "tool_calls": [call] },
+        { "role": "tool", "tool_call_id": "c1", "content": "rain" }]);
+    for template in [opened, gemma, hermes, kimi] {
+        let mut setup = Setup { model: model::with_template(template), ..Setup::default() };
+        setup.batcher.engine.context = 4096;
+        let server = setup.start();
+        for more in [json!({}), json!({ "tools": [tool] }), json!({ "reasoning_effort": "none" })] {
+            let body = with(json!({ "messages": messages, "max_tokens": 1 }), more);
+            let prompt = server.post("/apply-template", &body).ok()["prompt"].as_str().unwrap().to_owned();
+            assert!(prompt.contains("rain"), "{prompt}");
+            let tokens = server.post("/tokenize", &json!({ "content": prompt })).ok()["tokens"].clone();
+            let usage = server.post("/v1/chat/completions", &body).ok()["usage"].clone();
+            assert_eq!(usage["prompt_tokens"], tokens.as_array().unwrap().len(), "{body}: {prompt}");
+        }
+    }
+}
+
 #[test]
 fn properties_and_slots_are_those_of_the_model() {
     let server = TestServer::start();

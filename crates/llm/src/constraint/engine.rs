@@ -68,7 +68,17 @@ impl ConstraintEngine {
         splitter: &ReasoningSplitter,
         tokenizer: &Tokenizer,
     ) -> Result<Constraint> {
-        self.compile_after(grammar, reasoning::before_answer(splitter, tokenizer))
+        self.compile_after(grammar, reasoning::before_answer(splitter, tokenizer, false))
+    }
+
+    /// The same for a grammar of which any text is an answer, but for text that begins with a marker of reasoning.
+    pub(crate) fn compile_text(
+        &self,
+        grammar: &Grammar,
+        splitter: &ReasoningSplitter,
+        tokenizer: &Tokenizer,
+    ) -> Result<Constraint> {
+        self.compile_after(grammar, reasoning::before_answer(splitter, tokenizer, true))
     }
 
     fn compile_after(&self, grammar: &Grammar, before: Option<String>) -> Result<Constraint> {

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use llguidance::regex_to_lark;
+
 use super::source::ANSWER;
 use crate::reasoning::{ReasoningFormat, ReasoningSplitter};
 use crate::tokenizer::{TokenType, Tokenizer};
@@ -13,8 +15,13 @@ const SPACE: &str = r"/[ \t\r\n]{1,8}/";
 const TEXT: &str = r"/(?s:.+)/";
 
 /// A Lark grammar of reasoning and an answer after it, for what a splitter at the beginning of an output expects. `None` if
-/// there is no reasoning.
-pub(super) fn before_answer(splitter: &ReasoningSplitter, tokenizer: &Tokenizer) -> Option<String> {
+/// there is no reasoning. If the answer `is_text`, which may begin with white space, so may reasoning between texts: otherwise a
+/// model that begins with white space would have to reason.
+pub(super) fn before_answer(
+    splitter: &ReasoningSplitter,
+    tokenizer: &Tokenizer,
+    is_text: bool,
+) -> Option<String> {
     let format = splitter.format().filter(|_| !splitter.skips_reasoning())?;
     let grammar = match format {
         ReasoningFormat::Markers { open, close } if format.uses_tokens(tokenizer) => {
@@ -30,7 +37,9 @@ pub(super) fn before_answer(splitter: &ReasoningSplitter, tokenizer: &Tokenizer)
             match splitter.is_open() {
                 true => format!("start: reasoning SPACE? @{ANSWER}\n{reasoning}"),
                 false => {
-                    format!("start: ({} reasoning SPACE?)? @{ANSWER}\n{reasoning}", quoted(open))
+                    let space = if is_text { r"[ \t\r\n]{0,8}" } else { "" };
+                    let open = format!("OPEN: /{space}{}/\n", regex_to_lark(&regex::escape(open), ""));
+                    format!("start: (OPEN reasoning SPACE?)? @{ANSWER}\n{open}{reasoning}")
                 }
             }
         }

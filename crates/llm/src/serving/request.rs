@@ -141,14 +141,17 @@ impl Request {
 
     /// Has the answer begin without reasoning, where the template cannot be asked for that: the prompt ends with an empty one.
     pub fn skip_reasoning(&mut self, model: &Model) -> Result<()> {
-        let Some(format @ ReasoningFormat::Markers { open, .. }) = self.reasoning.format() else {
-            return Ok(());
-        };
-        let end = end_of_reasoning(format);
-        let text = if self.reasoning.is_open() { end } else { format!("{open}\n{end}") };
+        let Some(text) = self.empty_reasoning() else { return Ok(()) };
         self.prompt.extend(model.tokenizer()?.encode(&text, true));
         self.reasoning = ReasoningSplitter::new(None, false);
         Ok(())
+    }
+
+    /// The text that [`Request::skip_reasoning`] adds to the prompt, if it does.
+    pub fn empty_reasoning(&self) -> Option<String> {
+        let format @ ReasoningFormat::Markers { open, .. } = self.reasoning.format()? else { return None };
+        let end = end_of_reasoning(format);
+        Some(if self.reasoning.is_open() { end } else { format!("{open}\n{end}") })
     }
 
     /// Adds a hook after those that there are.

@@ -430,7 +430,7 @@ impl Sequence {
             }
         }
         if let Some(finish) = finish {
-            parts.extend(self.text.finish(matches!(finish, Finish::Stop(_))));
+            parts.extend(self.text.finish(finish.text_end()));
         }
         let piece = TextPiece::new(token, parts);
         events.push((self.id, Event::Token { piece, logprobs }));

@@ -1,5 +1,8 @@
 //! Reads one call while it is streamed.
 
+use std::collections::HashMap;
+
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::format::{CallSyntax, ToolFormat};
@@ -113,10 +116,19 @@ impl CallReader {
         self.at = self.raw.len();
     }
 
-    /// Whether the arguments are an object.
+    /// Whether the arguments are an object. Numbers may be out of range.
     pub(super) fn is_valid(&self) -> bool {
-        let is_object = serde_json::from_str::<Value>(&self.arguments).is_ok_and(|value| value.is_object());
+        let is_object = serde_json::from_str::<HashMap<String, IgnoredAny>>(&self.arguments).is_ok();
         self.name.as_ref().is_some_and(|name| !name.is_empty()) && is_object
+    }
+
+    /// Completes arguments of which a part was given away, after whole ones.
+    pub(super) fn close_arguments(&mut self) {
+        let end = if self.arguments.is_empty() { "{}" } else { "}" };
+        self.arguments.push_str(end);
+        if !self.is_valid() {
+            self.arguments.truncate(self.arguments.len() - end.len());
+        }
     }
 
     /// Reads as far as possible; with `ended`, nothing follows.
@@ -134,7 +146,7 @@ impl CallReader {
                 }
                 Part::Arguments { extent } => self.json_arguments(extent),
                 Part::Parameter => self.parameter(format, tools, ended),
-                Part::Keyword => self.keyword(ended),
+                Part::Keyword => self.keyword(tools, ended),
                 Part::Program => self.program(tools, ended),
                 Part::Close => {
                     if self.arguments.is_empty() {
@@ -411,7 +423,7 @@ impl CallReader {
                 let tool = tools.iter().find(|tool| Some(&tool.name) == self.name.as_ref());
                 let value = match json_between {
                     Some(_) if is_json => tagged::json(text),
-                    Some(_) => Value::String(text.to_owned()),
+                    Some(_) => Value::from(text).to_string(),
                     None => tagged::value(tool, &key, text),
                 };
                 let after = begin.get(end + core.len()..).unwrap_or_default().len();
@@ -423,17 +435,19 @@ impl CallReader {
         }
     }
 
-    fn keyword(&mut self, ended: bool) -> Option<Progress> {
+    fn keyword(&mut self, tools: &[Tool], ended: bool) -> Option<Progress> {
         let rest = self.rest();
-        let trimmed = rest.trim_start_matches(|letter: char| letter.is_whitespace() || letter == ',');
+        let trimmed = rest.trim_start_matches(python::is_between);
         let at = self.at + rest.len() - trimmed.len();
-        if trimmed.starts_with(')') {
-            self.at = at + 1;
-            let end = if self.arguments.is_empty() { "{}" } else { "}" };
-            self.arguments.push_str(end);
-            return self.go(Part::Close);
-        }
-        match python::keyword(trimmed, ended) {
+        let tool = tools.iter().find(|tool| Some(&tool.name) == self.name.as_ref());
+        let names: Vec<&str> = tool.into_iter().flat_map(Tool::parameter_names).collect();
+        match python::keyword(trimmed, &names, ended) {
+            PythonText::Wrong if trimmed.starts_with(')') => {
+                self.at = at + 1;
+                let end = if self.arguments.is_empty() { "{}" } else { "}" };
+                self.arguments.push_str(end);
+                self.go(Part::Close)
+            }
             PythonText::Whole((name, value), length) => {
                 let first = if self.arguments.is_empty() { "{" } else { ", " };
                 self.at = at + length;

@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
+use llguidance::regex_to_lark;
 use serde_json::{Value, json};
 
 use super::format::{CallSyntax, ToolFormat};
-use super::tagged;
+use super::tagged::{self, ValueForm};
 use super::tool::{Tool, ToolChoice};
 use crate::constraint::json_rule;
 use crate::tokenizer::{TokenType, Tokenizer};
@@ -32,12 +33,22 @@ impl ToolFormat {
     /// # Errors
     /// The reason why a schema cannot be compiled.
     pub fn grammar(&self, rules: &ToolRules<'_>, tokenizer: &Tokenizer) -> Result<Option<String>, String> {
+        self.grammar_after(rules, tokenizer, None)
+    }
+
+    /// The same for an answer after reasoning: text that begins with the reasoning's marker is none of the answer.
+    pub(crate) fn grammar_after(
+        &self,
+        rules: &ToolRules<'_>,
+        tokenizer: &Tokenizer,
+        marker: Option<&str>,
+    ) -> Result<Option<String>, String> {
         let names = |tool: &&Tool| match &rules.choice {
             ToolChoice::Named(name) => tool.name == *name,
             _ => true,
         };
         let tools: Vec<&Tool> = rules.tools.iter().filter(names).collect();
-        let writer = GrammarWriter { format: self, tokenizer, rules, lark: String::new() };
+        let writer = GrammarWriter { format: self, tokenizer, rules, marker, lark: String::new() };
         match self.harmony {
             true => writer.harmony(&tools).map(Some),
             false => writer.sections(&tools),
@@ -49,6 +60,8 @@ struct GrammarWriter<'a> {
     format: &'a ToolFormat,
     tokenizer: &'a Tokenizer,
     rules: &'a ToolRules<'a>,
+    /// The text with which reasoning begins before the answer.
+    marker: Option<&'a str>,
     lark: String,
 }
 
@@ -90,9 +103,17 @@ impl GrammarWriter<'_> {
                 let body = json_rule(schema)?;
                 self.rule("answer", &body);
             }
-            None => self.rule("answer", "TEXT?"),
+            None => self.rule("answer", "FIRST?"),
         }
         self.rule("TEXT", r"/(?s:.+)/");
+        // Text at the beginning of the answer; that of reasoning would have no end but the first call in it.
+        let not_reasoning = self.marker.map(|marker| {
+            let marker = regex_to_lark(&regex::escape(marker), "");
+            format!(r" & ~/[ \t\r\n]*{marker}(?s:.*)/")
+        });
+        let not_reasoning = not_reasoning.unwrap_or_default();
+        self.rule("FIRST", &format!(r"/(?s:.+)/{not_reasoning}"));
+        self.rule("BEFORE", &format!(r"/(?s:.*)/{not_reasoning}"));
         Ok(())
     }
 
@@ -107,9 +128,9 @@ impl GrammarWriter<'_> {
             let Some(after) = whole.strip_prefix(trigger.as_str()) else { return Ok(None) };
             let (first, after) = (self.literal(&trigger), self.literal(after));
             // With a schema there is no text around calls.
-            let space = if self.rules.answer.is_some() { r"/[ \t\r\n]{0,8}/" } else { r"/(?s:.*)/" };
+            let space = if self.rules.answer.is_some() { r"/[ \t\r\n]{0,8}/" } else { "BEFORE" };
             if first.starts_with("<[") {
-                let before = if self.rules.answer.is_some() { "" } else { "TEXT? " };
+                let before = if self.rules.answer.is_some() { "" } else { "FIRST? " };
                 self.rule("start", &format!("{before}{first} {after} calls | answer"));
             } else {
                 self.rule("start", &format!("before_call {after} calls | answer"));
@@ -212,30 +233,72 @@ impl GrammarWriter<'_> {
         let mut all = Vec::new();
         for (place, (name, schema)) in properties.iter().enumerate() {
             let value = format!("value_{number}_{place}");
-            let choices = schema.get("enum").and_then(Value::as_array);
-            let texts: Option<Vec<&str>> = choices.and_then(|all| all.iter().map(Value::as_str).collect());
-            let is_text = texts.as_ref().is_some_and(|texts| !texts.is_empty()) || tagged::is_text(schema);
-            let between = if is_text { between } else { json_between };
-            let before = self.literal(&format!("{open}{name}{between}"));
+            let before =
+                [between, json_between].map(|between| self.literal(&format!("{open}{name}{between}")));
+            let ways = self.values(&value, &tagged::forms(schema, tool), close, between == json_between)?;
+            let ways: Vec<String> = match &before {
+                [text, json] if text == json => {
+                    let ways: Vec<String> = ways.into_iter().map(|(_, way)| way).collect();
+                    vec![format!("{text} ({})", ways.join(" | "))]
+                }
+                [text, json] => {
+                    let before = |is_json: bool| if is_json { json } else { text };
+                    ways.into_iter().map(|(is_json, way)| format!("{} {way}", before(is_json))).collect()
+                }
+            };
             let optional = if is_required(name) { "" } else { "?" };
-            all.push(format!("({before} {value}){optional}"));
-            match texts {
-                Some(texts) if !texts.is_empty() => {
-                    let texts: Vec<String> = texts.into_iter().map(quoted).collect();
-                    let close = self.literal(close);
-                    self.rule(&value, &format!("({}) {close}", texts.join(" | ")));
-                }
-                _ if tagged::is_text(schema) => self.text_value(&value, close),
-                _ => {
-                    let json = json_rule(&with_definitions(schema, tool))?;
-                    let close = self.literal(close);
-                    self.rule(&format!("{value}_json"), &json);
-                    self.rule(&value, &format!("{value}_json {close}"));
-                }
-            }
+            all.push(format!("({}){optional}", ways.join(" | ")));
         }
         self.rule(&arguments, &all.join(" "));
         Ok(())
+    }
+
+    /// Rules for the ways to write a value, each with the tag after it, and whether they are JSON. If `mixed`, nothing before
+    /// the value says which way is taken.
+    fn values(
+        &mut self,
+        name: &str,
+        forms: &[ValueForm],
+        close: &str,
+        mixed: bool,
+    ) -> Result<Vec<(bool, String)>, String> {
+        let mut all = Vec::new();
+        let end = self.literal(close);
+        let exact = |form: &ValueForm| match form {
+            ValueForm::Exact(text) => Some(quoted(text)),
+            ValueForm::Text { .. } | ValueForm::Json(_) => None,
+        };
+        let texts: Vec<String> = forms.iter().filter_map(exact).collect();
+        let length = |form: &ValueForm| match form {
+            ValueForm::Text { least, most } => Some((*least, *most)),
+            ValueForm::Exact(_) | ValueForm::Json(_) => None,
+        };
+        let lengths: Vec<(u64, Option<u64>)> = forms.iter().filter_map(length).collect();
+        let lengths = match lengths.as_slice() {
+            [] => None,
+            [only] if texts.is_empty() => Some(*only),
+            _ => Some((0, None)),
+        };
+        // Any text may be a number, too.
+        let has_any = mixed && lengths == Some((0, None));
+        let is_json =
+            |form: &&ValueForm| matches!(form, ValueForm::Json(_)) && !(has_any && form.is_scalar());
+        let json: Vec<&ValueForm> = forms.iter().filter(is_json).collect();
+        if let Some(lengths) = lengths {
+            let beside_json = mixed && json.iter().any(|form| !form.is_scalar());
+            self.bounded_text(name, close, lengths, beside_json);
+            all.push((false, name.to_owned()));
+        } else if !texts.is_empty() {
+            self.rule(name, &format!("({}) {end}", texts.join(" | ")));
+            all.push((false, name.to_owned()));
+        }
+        for (place, form) in json.into_iter().enumerate() {
+            let ValueForm::Json(schema) = form else { continue };
+            let rule = format!("{name}_json_{place}");
+            self.rule(&rule, &json_rule(schema)?);
+            all.push((true, format!("{rule} {end}")));
+        }
+        Ok(all)
     }
 
     /// Keyword arguments in the order of the schema, with commas between those that are there.
@@ -276,7 +339,7 @@ impl GrammarWriter<'_> {
             let is_flag = schema.get("type").and_then(Value::as_str) == Some("boolean");
             let value = match is_flag && schema.get("enum").is_none() && schema.get("const").is_none() {
                 true => "\"True\" | \"False\"".to_owned(),
-                false => json_rule(&with_definitions(schema, tool))?,
+                false => json_rule(&tool.with_definitions(schema))?,
             };
             self.rule(&format!("{item}_value"), &value);
         }
@@ -289,14 +352,39 @@ impl GrammarWriter<'_> {
 
     /// Any text up to a tag.
     fn text_value(&mut self, name: &str, close: &str) {
-        // White space before the tag is a part of the text: the parser takes the tag alone for the end.
+        self.bounded_text(name, close, (0, None), false);
+    }
+
+    /// Text of so many characters up to a tag. If objects and lists may be in its place, it does not begin as they do.
+    fn bounded_text(
+        &mut self,
+        name: &str,
+        close: &str,
+        (least, most): (u64, Option<u64>),
+        beside_json: bool,
+    ) {
         let tag = self.literal(close.trim());
-        let spaces = self.literal(close.get(close.trim_end().len()..).unwrap_or_default());
-        if tag.starts_with("<[") {
-            self.rule(name, &format!("TEXT? {tag} {spaces}"));
+        let [before, after] = [close.len() - close.trim_start().len(), close.trim_end().len()];
+        let after = self.literal(close.get(after..).unwrap_or_default());
+        let is_bounded = least > 0 || most.is_some();
+        let is_token = tag.starts_with("<[");
+        // A terminal before a token is not empty.
+        let fewest = if is_token { least.max(1) } else { least };
+        let most = most.map_or(String::new(), |most| most.to_string());
+        let text = format!("(?s:.{{{fewest},{most}}})");
+        // White space before the tag is a part of the text, unless its length is known: the parser takes the tag alone for the
+        // end.
+        let space = close.get(..before).filter(|_| is_bounded).unwrap_or_default();
+        let space = regex_to_lark(&regex::escape(space), "");
+        let unlike_json = if beside_json { r" & ~/[ \t\r\n]*[\[{](?s:.*)/" } else { "" };
+        let terminal = name.to_uppercase();
+        self.rule(&terminal, &format!("/{text}{space}/{unlike_json}"));
+        if is_token {
+            let optional = if least == 0 { "?" } else { "" };
+            self.rule(name, &format!("{terminal}{optional} {tag} {after}"));
         } else {
-            self.rule(name, &format!("{name}_text {spaces}"));
-            self.rule(&format!("{name}_text[suffix={tag}]"), r"/(?s:.*)/");
+            self.rule(name, &format!("{name}_text {after}"));
+            self.rule(&format!("{name}_text[suffix={tag}]"), &terminal);
         }
     }
 
@@ -333,18 +421,6 @@ impl GrammarWriter<'_> {
         }
         Ok(self.lark)
     }
-}
-
-/// The schema of a parameter, with the definitions of the whole schema, to which its references are.
-fn with_definitions(schema: &Value, tool: &Tool) -> Value {
-    let mut schema = schema.clone();
-    for definitions in ["$defs", "definitions"] {
-        let own = tool.parameters.get(definitions);
-        if let (Some(own), Some(schema)) = (own, schema.as_object_mut()) {
-            schema.insert(definitions.to_owned(), own.clone());
-        }
-    }
-    schema
 }
 
 /// A literal of Lark, which is one of JSON.

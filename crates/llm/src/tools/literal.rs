@@ -1,5 +1,7 @@
 //! Fixed text in a model's output, which may have other white space.
 
+use crate::marks::TOKEN_MARK;
+
 /// Whether a text begins with a literal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LiteralMatch {
@@ -11,13 +13,14 @@ pub(super) enum LiteralMatch {
     Missing,
 }
 
-/// Compares the beginning of a text with a literal. White space may differ, but for that at the literal's end: no more of it is
-/// taken than the literal has, since it may belong to what follows.
+/// Compares the beginning of a text with a literal. Marks of tokens in the text are skipped. White space may differ, but for that
+/// at the literal's end: no more of it is taken than the literal has, since it may belong to what follows.
 pub(super) fn begins_with(text: &str, literal: &str, ended: bool) -> LiteralMatch {
     let core = literal.trim_end();
     let mut at = 0;
     let rest = |at: usize| text.get(at..).unwrap_or_default();
-    let spaces = |at: usize| rest(at).len() - rest(at).trim_start().len();
+    let is_skipped = |letter: char| letter.is_whitespace() || letter == TOKEN_MARK;
+    let spaces = |at: usize| rest(at).len() - rest(at).trim_start_matches(is_skipped).len();
     let partial = if ended { LiteralMatch::Missing } else { LiteralMatch::Partial };
     for wanted in core.chars().filter(|letter| !letter.is_whitespace()) {
         at += spaces(at);
@@ -53,5 +56,6 @@ mod tests {
         assert_eq!(begins_with("<a>", "<a>\n", true), Whole(3));
         assert_eq!(begins_with("<b>", "<a>", false), Missing);
         assert_eq!(begins_with("x", "", false), Whole(0));
+        assert_eq!(begins_with("]\u{fdd1}<a>\u{fdd1}<b>", "]<a>", false), Whole(7));
     }
 }

@@ -64,8 +64,8 @@ const LEAST_CUT: usize = 3;
 /// Tells calls from text while the output is streamed. It never fails: what is not a call is text.
 ///
 /// Without [`with_certain_calls`](Self::with_certain_calls) a call is held back until it is complete, since it may turn out to
-/// be text. With it, a call that the end of the output cuts keeps the arguments that were generated, or is dropped if its name
-/// is not complete: no part of it is text.
+/// be text. With it, or with [`finish_cut`](Self::finish_cut), a call that the end of the output cuts keeps the arguments that were
+/// generated, or is dropped if its name is not complete: no part of it is text.
 #[derive(Clone, Debug)]
 pub struct ToolCallParser {
     format: Arc<ToolFormat>,
@@ -75,6 +75,8 @@ pub struct ToolCallParser {
     /// Whether a call without a trigger may begin an answer.
     is_anchored: bool,
     certain: bool,
+    /// Whether the output was cut at its end.
+    cut: bool,
     position: Position,
     held: String,
     /// White space that is text only if text follows.
@@ -96,6 +98,7 @@ impl ToolCallParser {
             triggers,
             is_anchored,
             certain: false,
+            cut: false,
             position: Position::Text,
             held: String::new(),
             spaces: String::new(),
@@ -139,6 +142,17 @@ impl ToolCallParser {
         out
     }
 
+    /// Whether the latest text is a part of a call, or may be.
+    pub(crate) fn is_calling(&self) -> bool {
+        !matches!(self.position, Position::Text) || !self.held.is_empty()
+    }
+
+    /// The rest at the end of output that a limit or a stop string has cut: a call that has begun would have been completed.
+    pub fn finish_cut(&mut self) -> ToolText {
+        self.cut = true;
+        self.finish()
+    }
+
     /// The rest at the end of the output.
     pub fn finish(&mut self) -> ToolText {
         let mut out = ToolText::default();
@@ -171,7 +185,10 @@ impl ToolCallParser {
                 LiteralMatch::Partial => return false,
                 LiteralMatch::Missing => {}
             }
-            if ended && self.may_be_cut(self.held.trim()) && self.anchored(false) == LiteralMatch::Partial {
+            if ended
+                && self.may_be_cut(self.held.trim_start())
+                && self.anchored(false) == LiteralMatch::Partial
+            {
                 self.held.clear();
                 return false;
             }
@@ -200,7 +217,12 @@ impl ToolCallParser {
 
     /// Whether a text that may become a call would have become one, had the output not been cut.
     fn may_be_cut(&self, text: &str) -> bool {
-        self.certain && text.len() >= LEAST_CUT
+        // A call without any text before it may just be text, up to the end of the name.
+        let is_named =
+            |tool: &Tool| text.strip_prefix(tool.name.as_str()).is_some_and(|rest| !rest.is_empty());
+        let is_marked = !self.is_anchored || !self.format.opening().trim().is_empty();
+        let is_certain = self.certain || self.cut && (is_marked || self.tools.iter().any(is_named));
+        is_certain && text.trim_end().len() >= LEAST_CUT
     }
 
     /// The position from which the held text may become a trigger.
@@ -260,11 +282,21 @@ impl ToolCallParser {
     }
 
     fn call(&mut self, mut reader: CallReader, out: &mut ToolText, ended: bool) -> bool {
-        let new = std::mem::take(&mut self.held);
-        reader.raw.extend(new.chars().filter(|letter| *letter != TOKEN_MARK));
-        let mut progress = reader.advance(&self.format, &self.tools, false);
+        // Only the text after the call has marks.
+        let held = std::mem::take(&mut self.held);
+        let mut new = held.as_str();
+        let (mut progress, after) = loop {
+            let (part, rest) =
+                new.split_once(TOKEN_MARK).map_or((new, None), |(part, rest)| (part, Some(rest)));
+            reader.raw.push_str(part);
+            let progress = reader.advance(&self.format, &self.tools, false);
+            match rest {
+                Some(rest) if progress == Progress::More => new = rest,
+                rest => break (progress, rest.map(|rest| format!("{TOKEN_MARK}{rest}")).unwrap_or_default()),
+            }
+        };
         if ended && progress == Progress::More {
-            progress = match self.certain && !reader.is_closing() {
+            progress = match (self.certain || self.cut) && !reader.is_closing() {
                 true => Progress::Cut,
                 false => reader.advance(&self.format, &self.tools, true),
             };
@@ -274,9 +306,12 @@ impl ToolCallParser {
         }
         let is_call = match progress {
             Progress::More => self.certain,
-            Progress::Cut => reader.name.is_some(),
+            Progress::Cut => reader.name.is_some() && (self.certain || self.is_known(&reader)),
             Progress::Complete => reader.is_valid() && self.is_known(&reader) || reader.head_given,
-            Progress::Broken => reader.head_given,
+            Progress::Broken => {
+                reader.close_arguments();
+                reader.head_given
+            }
         };
         if is_call {
             self.give(&mut reader, out);
@@ -294,7 +329,7 @@ impl ToolCallParser {
             Progress::Complete | Progress::Broken if is_call => {
                 self.spaces.clear();
                 self.calls += 1;
-                reader.rest().clone_into(&mut self.held);
+                self.held = format!("{}{after}", reader.rest());
                 self.position = Position::AfterCall;
             }
             Progress::Complete | Progress::Broken => {
@@ -303,7 +338,7 @@ impl ToolCallParser {
                 let (first, rest) = raw.split_at(raw.chars().next().map_or(0, char::len_utf8));
                 self.emit(first, out);
                 self.has_text = true;
-                rest.clone_into(&mut self.held);
+                self.held = format!("{rest}{after}");
             }
         }
         true

@@ -1,5 +1,6 @@
 //! Calls as Python writes them: `weather(city="Bern", days=2)`.
 
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 /// Values within values that are read.
@@ -16,17 +17,20 @@ pub(super) enum PythonText<T> {
     Wrong,
 }
 
-/// A keyword argument up to the comma or bracket that follows it, which is not taken.
-pub(super) fn keyword(text: &str, ended: bool) -> PythonText<(String, Value)> {
-    let Some(at) = text.find('=') else {
-        let may_be_name = text.trim().chars().all(is_name_letter);
-        return if may_be_name && !ended { PythonText::Partial } else { PythonText::Wrong };
+/// What is between two keyword arguments.
+pub(super) fn is_between(letter: char) -> bool {
+    letter.is_whitespace() || letter == ','
+}
+
+/// A keyword argument, its value as JSON text, up to the comma or bracket that follows it, which is not taken. The name is an
+/// identifier, or one of those that are known.
+pub(super) fn keyword(text: &str, known: &[&str], ended: bool) -> PythonText<(String, String)> {
+    let (name, at) = match keyword_name(text, known, ended) {
+        PythonText::Whole(name, at) => (name, at),
+        PythonText::Partial => return PythonText::Partial,
+        PythonText::Wrong => return PythonText::Wrong,
     };
-    let name = text.get(..at).unwrap_or_default().trim();
-    if name.is_empty() || !name.chars().all(is_name_letter) {
-        return PythonText::Wrong;
-    }
-    let mut reader = LiteralReader { text, at: at + 1 };
+    let mut reader = LiteralReader { text, at };
     match reader.value(0) {
         Ok(value) => {
             reader.skip_spaces();
@@ -42,6 +46,40 @@ pub(super) fn keyword(text: &str, ended: bool) -> PythonText<(String, Value)> {
     }
 }
 
+/// The name of a keyword argument, up to and with its equals sign.
+fn keyword_name<'a>(text: &'a str, known: &[&'a str], ended: bool) -> PythonText<&'a str> {
+    let mut found: Option<(usize, &str)> = None;
+    let mut may_continue = text.trim().chars().all(is_name_letter);
+    for name in known.iter().filter(|name| !is_identifier(name)) {
+        // What is before a name is taken for what is between two arguments.
+        let core = name.trim_start_matches(is_between);
+        let Some(rest) = text.strip_prefix(core) else {
+            may_continue |= core.starts_with(text);
+            continue;
+        };
+        may_continue |= rest.trim().is_empty();
+        if let Some(value) = rest.trim_start().strip_prefix('=') {
+            found = found.max(Some((text.len() - value.len(), name)));
+        }
+    }
+    if may_continue {
+        return if ended { PythonText::Wrong } else { PythonText::Partial };
+    }
+    if let Some((at, name)) = found {
+        return PythonText::Whole(name, at);
+    }
+    let Some((name, _)) = text.split_once('=') else { return PythonText::Wrong };
+    if is_identifier(name.trim()) {
+        PythonText::Whole(name.trim(), name.len() + 1)
+    } else {
+        PythonText::Wrong
+    }
+}
+
+fn is_identifier(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(is_name_letter)
+}
+
 fn is_name_letter(letter: char) -> bool {
     letter.is_alphanumeric() || letter == '_'
 }
@@ -52,13 +90,14 @@ pub(super) fn keywords(text: &str) -> Option<(Map<String, Value>, usize)> {
     let mut all = Map::new();
     loop {
         let rest = text.get(at..)?;
-        at += rest.len()
-            - rest.trim_start_matches(|letter: char| letter.is_whitespace() || letter == ',').len();
+        at += rest.len() - rest.trim_start_matches(is_between).len();
         if text.get(at..)?.starts_with(')') {
             return Some((all, at + 1));
         }
-        let PythonText::Whole((name, value), length) = keyword(text.get(at..)?, true) else { return None };
-        all.insert(name, value);
+        let PythonText::Whole((name, value), length) = keyword(text.get(at..)?, &[], true) else {
+            return None;
+        };
+        all.insert(name, serde_json::from_str(&value).ok()?);
         at += length;
     }
 }
@@ -122,13 +161,14 @@ impl LiteralReader<'_> {
         }
     }
 
-    fn value(&mut self, depth: usize) -> Result<Value, Stop> {
+    /// A value, as JSON text.
+    fn value(&mut self, depth: usize) -> Result<String, Stop> {
         if depth > MAX_DEPTH {
             return Err(Stop::Wrong);
         }
         self.skip_spaces();
         match self.peek().ok_or(Stop::End)? {
-            quote @ ('"' | '\'') => self.string(quote).map(Value::String),
+            quote @ ('"' | '\'') => self.string(quote).map(|text| Value::from(text).to_string()),
             '[' => self.list(']', depth),
             '(' => self.list(')', depth),
             '{' => self.dictionary(depth),
@@ -137,7 +177,7 @@ impl LiteralReader<'_> {
     }
 
     /// A number, or a constant in Python's or JSON's spelling. It ends before the character that follows it.
-    fn word(&mut self) -> Result<Value, Stop> {
+    fn word(&mut self) -> Result<String, Stop> {
         let rest = self.text.get(self.at..).unwrap_or_default();
         let is_inner =
             |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '+' | '-' | '.' | '_');
@@ -145,16 +185,19 @@ impl LiteralReader<'_> {
         let word = rest.get(..length).unwrap_or_default();
         self.at += length;
         Ok(match word {
-            "True" | "true" => Value::Bool(true),
-            "False" | "false" => Value::Bool(false),
-            "None" | "null" => Value::Null,
+            "True" | "true" => "true".to_owned(),
+            "False" | "false" => "false".to_owned(),
+            "None" | "null" => "null".to_owned(),
             _ => {
                 let plain = word.replace('_', "");
                 let number = plain.strip_prefix('+').unwrap_or(&plain);
-                let number = serde_json::from_str::<serde_json::Number>(number).ok();
+                // One that is out of range is written as it is.
+                if serde_json::from_str::<IgnoredAny>(number).is_ok() {
+                    return Ok(number.to_owned());
+                }
                 // Python writes 1. and .5, too.
-                let float = || plain.parse::<f64>().ok().and_then(serde_json::Number::from_f64);
-                number.or_else(float).map(Value::Number).ok_or(Stop::Wrong)?
+                let float = plain.parse::<f64>().ok().and_then(serde_json::Number::from_f64);
+                float.ok_or(Stop::Wrong)?.to_string()
             }
         })
     }
@@ -211,29 +254,29 @@ impl LiteralReader<'_> {
         Ok(String::from_utf16_lossy(&units))
     }
 
-    fn list(&mut self, close: char, depth: usize) -> Result<Value, Stop> {
+    fn list(&mut self, close: char, depth: usize) -> Result<String, Stop> {
         self.next()?;
-        let mut all = Vec::new();
+        let mut all: Vec<String> = Vec::new();
         loop {
             self.skip_spaces();
             if self.peek().ok_or(Stop::End)? == close {
                 self.next()?;
-                return Ok(all.into());
+                return Ok(format!("[{}]", all.join(",")));
             }
             all.push(self.value(depth + 1)?);
             self.comma(close)?;
         }
     }
 
-    fn dictionary(&mut self, depth: usize) -> Result<Value, Stop> {
+    fn dictionary(&mut self, depth: usize) -> Result<String, Stop> {
         self.next()?;
-        let mut all = Map::new();
+        let mut all: Vec<String> = Vec::new();
         loop {
             self.skip_spaces();
             let name = match self.peek().ok_or(Stop::End)? {
                 '}' => {
                     self.next()?;
-                    return Ok(all.into());
+                    return Ok(format!("{{{}}}", all.join(",")));
                 }
                 quote @ ('"' | '\'') => self.string(quote)?,
                 _ => return Err(Stop::Wrong),
@@ -243,7 +286,7 @@ impl LiteralReader<'_> {
                 return Err(Stop::Wrong);
             }
             let value = self.value(depth + 1)?;
-            all.insert(name, value);
+            all.push(format!("{}:{value}", Value::from(name)));
             self.comma('}')?;
         }
     }
@@ -278,13 +321,38 @@ mod tests {
 
     #[test]
     fn arguments_end_where_they_end() {
+        let keyword = |text: &str, ended: bool| keyword(text, &[], ended);
         assert_eq!(keyword("a=1", false), PythonText::Partial);
         assert_eq!(keyword("a=1", true), PythonText::Wrong);
-        assert_eq!(keyword("a=1,", false), PythonText::Whole(("a".to_owned(), json!(1)), 3));
+        assert_eq!(keyword("a=1,", false), PythonText::Whole(("a".to_owned(), "1".to_owned()), 3));
         assert_eq!(keyword("ab", false), PythonText::Partial);
         assert_eq!(keyword("a b=", false), PythonText::Wrong);
         assert_eq!(keyword("a='x)", false), PythonText::Partial);
         assert_eq!(keyword("a=f(1))", false), PythonText::Wrong);
         assert_eq!(keyword(&format!("a={}1", "[".repeat(1000)), false), PythonText::Wrong);
+    }
+
+    #[test]
+    fn known_names_need_not_be_identifiers() {
+        let known = ["a", "a=b", "x y", "x", "$top", ", z", ")", ""];
+        for (text, name) in [
+            ("a=1)", "a"),
+            ("a=b=1)", "a=b"),
+            ("x y=1)", "x y"),
+            ("x = 1,", "x"),
+            ("$top=1)", "$top"),
+            ("z=1)", ", z"),
+            (")=1)", ")"),
+            ("=1)", ""),
+            ("other=1)", "other"),
+        ] {
+            let whole = PythonText::Whole((name.to_owned(), "1".to_owned()), text.len() - 1);
+            assert_eq!(keyword(text, &known, false), whole, "{text}");
+            for (end, _) in text.char_indices() {
+                assert_eq!(keyword(&text[..end], &known, false), PythonText::Partial, "{text} up to {end}");
+            }
+        }
+        assert_eq!(keyword("$to=1)", &known, false), PythonText::Wrong);
+        assert_eq!(keyword(")]", &known, false), PythonText::Wrong);
     }
 }

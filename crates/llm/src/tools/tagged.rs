@@ -1,46 +1,199 @@
 //! Arguments between tags, as JSON.
 
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::tool::Tool;
 
-/// The value of an argument that is marked as JSON.
-pub(super) fn json(text: &str) -> Value {
-    serde_json::from_str(text.trim()).unwrap_or_else(|_| Value::String(text.to_owned()))
+/// Schemas within schemas that are looked at to find out how a value is written.
+const MAX_DEPTH: usize = 8;
+/// The most forms of one value; a schema with more of them is written as JSON.
+const MAX_FORMS: usize = 256;
+
+/// The greatest length of a text that is enforced.
+const MAX_LENGTH: u64 = 1000;
+
+/// Keywords that say nothing about which values a schema allows.
+const ANNOTATIONS: [&str; 8] =
+    ["title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"];
+
+/// How a value that a schema allows is written between tags.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum ValueForm {
+    /// A text, as it is.
+    Text {
+        /// The fewest characters.
+        least: u64,
+        /// The most characters.
+        most: Option<u64>,
+    },
+    /// This text, as it is.
+    Exact(String),
+    /// JSON of this schema.
+    Json(Value),
 }
 
-/// The value of an argument that is written between tags: texts are written as they are, other values as JSON.
-pub(super) fn value(tool: Option<&Tool>, name: &str, text: &str) -> Value {
-    let schema = tool.and_then(|tool| tool.parameter(name));
-    let types = schema.map(types).unwrap_or_default();
-    let parsed = serde_json::from_str::<Value>(text.trim()).ok();
-    let is_text = || Value::String(text.to_owned());
-    let takes_text = |parsed: &Value| types.contains(&"string") || types.is_empty() && parsed.is_string();
-    match parsed {
-        Some(Value::Null) if types.contains(&"null") => Value::Null,
-        Some(parsed) if !takes_text(&parsed) => parsed,
-        _ => is_text(),
+impl ValueForm {
+    /// Whether it is JSON of a value without parts, which is told from a text by reading it.
+    #[cfg(feature = "constraint")]
+    pub(super) fn is_scalar(&self) -> bool {
+        let ValueForm::Json(schema) = self else { return false };
+        let is_plain = |value: &Value| !value.is_object() && !value.is_array();
+        let names = types(schema);
+        match (schema.get("const"), schema.get("enum").and_then(Value::as_array)) {
+            (Some(value), _) => is_plain(value),
+            (None, Some(values)) => values.iter().all(is_plain),
+            (None, None) => !names.is_empty() && !names.iter().any(|name| ["object", "array"].contains(name)),
+        }
+    }
+
+    /// Whether it is JSON that allows a value, as far as the value's type and bounds say.
+    fn accepts(&self, value: &Value) -> bool {
+        let ValueForm::Json(schema) = self else { return false };
+        let is_type = |name: &&str| match *name {
+            "null" => value.is_null(),
+            "boolean" => value.is_boolean(),
+            "integer" => value.as_f64().is_some_and(|number| number.fract() == 0.0),
+            "number" => value.is_number(),
+            "array" => value.is_array(),
+            "object" => value.is_object(),
+            _ => false,
+        };
+        let within = |keyword: &str, holds: fn(f64, f64) -> bool| {
+            let (bound, number) = (schema.get(keyword).and_then(Value::as_f64), value.as_f64());
+            bound.zip(number).is_none_or(|(bound, number)| holds(number, bound))
+        };
+        let names = types(schema);
+        let values = schema.get("enum").and_then(Value::as_array);
+        (names.is_empty() || names.iter().any(is_type))
+            && values.is_none_or(|values| values.contains(value))
+            && schema.get("const").is_none_or(|only| only == value)
+            && within("minimum", |number, bound| number >= bound)
+            && within("maximum", |number, bound| number <= bound)
+            && within("exclusiveMinimum", |number, bound| number > bound)
+            && within("exclusiveMaximum", |number, bound| number < bound)
     }
 }
 
-/// Whether an argument is written as it is.
-pub(super) fn is_text(schema: &Value) -> bool {
-    types(schema) == ["string"]
+/// How the values that a parameter's schema allows are written: texts as they are, other values as JSON.
+pub(super) fn forms(schema: &Value, tool: &Tool) -> Vec<ValueForm> {
+    let mut all = Vec::new();
+    match collect(schema, tool, 0, &mut all) {
+        Some(()) if !all.is_empty() => all,
+        _ => vec![ValueForm::Json(tool.with_definitions(schema))],
+    }
 }
 
-/// The types that a schema allows.
+/// Adds the forms of a schema; `None` if there are too many of them.
+fn collect(schema: &Value, tool: &Tool, depth: usize, all: &mut Vec<ValueForm>) -> Option<()> {
+    let only = |keyword: &str| {
+        let fields = schema.as_object().into_iter().flatten();
+        fields.map(|(name, _)| name.as_str()).all(|name| name == keyword || ANNOTATIONS.contains(&name))
+    };
+    let changed = |keyword: &str, value: Value| {
+        let mut changed = schema.clone();
+        if let Some(fields) = changed.as_object_mut() {
+            fields.insert(keyword.to_owned(), value);
+        }
+        ValueForm::Json(tool.with_definitions(&changed))
+    };
+    let names = types(schema);
+    let takes_text = names.is_empty() || names.contains(&"string");
+    let values = schema.get("enum").and_then(Value::as_array).filter(|values| !values.is_empty());
+    if let Some(text) = schema.get("const").and_then(Value::as_str).filter(|_| takes_text) {
+        all.push(ValueForm::Exact(text.to_owned()));
+    } else if let Some(values) = values.filter(|_| schema.get("const").is_none()) {
+        let (texts, others): (Vec<&Value>, Vec<&Value>) = values.iter().partition(|value| value.is_string());
+        let texts = texts.into_iter().filter(|_| takes_text).filter_map(Value::as_str);
+        all.extend(texts.map(|text| ValueForm::Exact(text.to_owned())));
+        if !others.is_empty() && names != ["string"] {
+            all.push(changed("enum", others.into_iter().cloned().collect()));
+        }
+    } else if names.contains(&"string") && schema.get("const").is_none() {
+        let length = |keyword: &str| schema.get(keyword).and_then(Value::as_u64);
+        let (least, most) = (length("minLength").unwrap_or(0), length("maxLength"));
+        all.push(match most {
+            Some(0) => ValueForm::Exact(String::new()),
+            // Automata of greater lengths are too large.
+            _ if least.max(most.unwrap_or(0)) > MAX_LENGTH || most.is_some_and(|most| most < least) => {
+                ValueForm::Text { least: 0, most: None }
+            }
+            _ => ValueForm::Text { least, most },
+        });
+        let others: Vec<&str> = names.into_iter().filter(|name| *name != "string").collect();
+        if !others.is_empty() {
+            all.push(changed("type", others.into()));
+        }
+    } else if let Some(inner) = alternatives(schema, tool, only).filter(|_| depth < MAX_DEPTH) {
+        for schema in inner {
+            collect(schema, tool, depth + 1, all)?;
+        }
+    } else {
+        all.push(ValueForm::Json(tool.with_definitions(schema)));
+    }
+    (all.len() <= MAX_FORMS).then_some(())
+}
+
+/// The schemas of which a schema that has no keyword but this one allows the values.
+fn alternatives<'a>(
+    schema: &'a Value,
+    tool: &'a Tool,
+    only: impl Fn(&str) -> bool,
+) -> Option<Vec<&'a Value>> {
+    if let Some(reference) = schema.get("$ref").and_then(Value::as_str).filter(|_| only("$ref")) {
+        let target = tool.parameters.pointer(reference.strip_prefix('#')?)?;
+        return target.is_object().then(|| vec![target]);
+    }
+    let list = |keyword: &str| {
+        let inner = schema.get(keyword).and_then(Value::as_array).filter(|_| only(keyword))?;
+        (!inner.is_empty() && (keyword != "allOf" || inner.len() == 1)).then(|| inner.iter().collect())
+    };
+    ["anyOf", "oneOf", "allOf"].into_iter().find_map(list)
+}
+
+/// The types that a schema names.
 fn types(schema: &Value) -> Vec<&str> {
     match schema.get("type") {
         Some(Value::String(name)) => vec![name.as_str()],
         Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).collect(),
-        _ => {
-            let all = ["anyOf", "oneOf"].iter().filter_map(|keyword| schema.get(keyword)?.as_array());
-            let mut all: Vec<&str> = all.flatten().flat_map(types).collect();
-            let values = schema.get("enum").and_then(Value::as_array);
-            if values.is_some_and(|values| values.iter().all(Value::is_string)) {
-                all.push("string");
-            }
-            all
+        _ => Vec::new(),
+    }
+}
+
+/// The JSON text of an argument that is marked as JSON.
+pub(super) fn json(text: &str) -> String {
+    read(text).map_or_else(|| as_it_is(text), |(_, json)| json)
+}
+
+/// The JSON text of an argument that is written between tags: texts are written as they are, other values as JSON.
+pub(super) fn value(tool: Option<&Tool>, name: &str, text: &str) -> String {
+    let known = tool.and_then(|tool| Some(forms(tool.parameter(name)?, tool)));
+    let Some((value, json)) = read(text) else { return as_it_is(text) };
+    let Some(forms) = known else {
+        return if value.is_string() { as_it_is(text) } else { json };
+    };
+    let is_exact = |text: &str| forms.contains(&ValueForm::Exact(text.to_owned()));
+    let takes_text = forms.iter().any(|form| matches!(form, ValueForm::Text { .. }));
+    let takes_json = forms.iter().any(|form| matches!(form, ValueForm::Json(_)));
+    let is_json = match &value {
+        _ if is_exact(text) => false,
+        Value::String(inner) => is_exact(inner) || takes_json && !takes_text,
+        value => takes_json && (!takes_text || forms.iter().any(|form| form.accepts(value))),
+    };
+    if is_json { json } else { as_it_is(text) }
+}
+
+fn as_it_is(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// The value of a JSON text, and the text. The value of a text with numbers out of range is null.
+fn read(text: &str) -> Option<(Value, String)> {
+    match serde_json::from_str::<Value>(text.trim()) {
+        Ok(value) => Some((value.clone(), value.to_string())),
+        Err(_) => {
+            serde_json::from_str::<IgnoredAny>(text.trim()).ok()?;
+            Some((Value::Null, text.trim().to_owned()))
         }
     }
 }

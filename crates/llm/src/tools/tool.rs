@@ -39,9 +39,27 @@ impl Tool {
         })
     }
 
+    /// The names of its parameters.
+    pub(super) fn parameter_names(&self) -> impl Iterator<Item = &str> {
+        let properties = self.parameters.get("properties").and_then(Value::as_object);
+        properties.into_iter().flat_map(|properties| properties.keys().map(String::as_str))
+    }
+
     /// The schema of a parameter.
     pub(super) fn parameter(&self, name: &str) -> Option<&Value> {
         self.parameters.get("properties")?.get(name)
+    }
+
+    /// The schema of a parameter, with the definitions of the whole schema, to which its references are.
+    pub(super) fn with_definitions(&self, schema: &Value) -> Value {
+        let mut schema = schema.clone();
+        for definitions in ["$defs", "definitions"] {
+            let own = self.parameters.get(definitions);
+            if let (Some(own), Some(schema)) = (own, schema.as_object_mut()) {
+                schema.insert(definitions.to_owned(), own.clone());
+            }
+        }
+        schema
     }
 }
 

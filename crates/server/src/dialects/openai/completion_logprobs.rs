@@ -57,27 +57,34 @@ impl CompletionLogprobs {
         }
         self.logprobs.push(found.map(|found| finite(found.logprob)));
         self.top.push(found.map_or(Value::Null, |_| top.into()));
-        self.offsets.push(self.offset);
-        self.advance(&served.text_bytes(token, self.control_text));
+        let offset = self.advance(&served.text_bytes(token, self.control_text));
+        self.offsets.push(offset);
         self.tokens.push(text);
     }
 
-    /// Moves the offset past the characters that a token's bytes complete. Control tokens have none: they are not in the text.
-    fn advance(&mut self, piece: &[u8]) {
+    /// Moves the offset past the characters that a token's bytes complete, and returns the offset of the token: that of the
+    /// first character that it has a byte of. Control tokens have none: they are not in the text.
+    fn advance(&mut self, piece: &[u8]) -> usize {
+        let earlier = self.partial.len();
         self.partial.extend_from_slice(piece);
+        let broken = std::str::from_utf8(&self.partial).err().filter(|error| error.valid_up_to() == 0);
+        // Bytes of earlier tokens that the token does not complete are a character of their own.
+        let is_apart = broken.and_then(|error| error.error_len()).is_some_and(|length| length <= earlier);
+        let start = self.offset + usize::from(is_apart && earlier > 0);
         while let Err(error) = std::str::from_utf8(&self.partial) {
             let valid = self.partial.get(..error.valid_up_to()).unwrap_or_default();
             self.offset += String::from_utf8_lossy(valid).chars().count();
             let Some(wrong) = error.error_len() else {
                 // Its other bytes follow.
                 self.partial.drain(..error.valid_up_to());
-                return;
+                return start;
             };
             self.partial.drain(..error.valid_up_to() + wrong);
             self.offset += 1;
         }
         self.offset += String::from_utf8_lossy(&self.partial).chars().count();
         self.partial.clear();
+        start
     }
 
     /// Whether there is any.
@@ -140,5 +147,17 @@ mod tests {
         logprobs.advance(b"x\xff");
         logprobs.advance("é".as_bytes());
         assert_eq!(logprobs.offset, 4);
+    }
+
+    #[test]
+    fn a_token_begins_after_broken_bytes_before_it() {
+        let mut logprobs = CompletionLogprobs::default();
+        let tokens: [&[u8]; 7] = [b"ab", b"\xf0\x9f", b"cd", b"\xe6", b"\x97\xa5e", b"\xf0", b"\xff"];
+        assert_eq!(tokens.map(|token| logprobs.advance(token)), [0, 2, 3, 5, 5, 7, 8]);
+        let text = String::from_utf8_lossy(&tokens.concat()).into_owned();
+        assert_eq!(
+            (text.as_str(), logprobs.offset),
+            ("ab\u{fffd}cd日e\u{fffd}\u{fffd}", text.chars().count())
+        );
     }
 }

@@ -1,5 +1,7 @@
 //! Messages of a conversation in OpenAI's format.
 
+use std::collections::HashMap;
+
 use quadriga_llm::template::{Message, ToolCall};
 use serde_json::{Map, Value, json};
 
@@ -16,7 +18,21 @@ pub fn messages(fields: &Fields<'_>, name: &str) -> Result<Vec<Message>, ApiErro
     if list.is_empty() {
         return Err(fields.error(name, "is empty; it must have a message"));
     }
-    list.iter().map(message).collect()
+    let mut all = list.iter().map(message).collect::<Result<Vec<_>, _>>()?;
+    name_results(&mut all);
+    Ok(all)
+}
+
+/// Results of calls have the names of the functions that were called, which their identifiers tell.
+fn name_results(all: &mut [Message]) {
+    let mut names: HashMap<String, String> = HashMap::new();
+    for message in all {
+        let calls = message.tool_calls.iter().filter_map(|call| Some((call.id.clone()?, call.name.clone())));
+        names.extend(calls);
+        if message.role == "tool" && message.name.is_none() {
+            message.name = message.tool_call_id.as_ref().and_then(|id| names.get(id)).cloned();
+        }
+    }
 }
 
 fn message(fields: &Fields<'_>) -> Result<Message, ApiError> {

@@ -52,7 +52,8 @@ pub(crate) fn reasoning(
         budget = budget.or(fields.integer(name)?);
     }
     Ok(match budget {
-        Some(0) => (ReasoningEffort::Off, None),
+        // A model may reason although it is asked not to; then it ends at once.
+        Some(0) => (ReasoningEffort::Off, Some(0)),
         Some(budget) => (effort, usize::try_from(budget).ok()),
         None => (effort, None),
     })
