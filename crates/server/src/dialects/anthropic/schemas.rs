@@ -62,7 +62,8 @@ fn fields() -> Value {
         "tools": list(any_of([tool, other_type("custom")])),
         "tool_choice": choice,
         "thinking": thinking,
-        "output_config": request(&[], json!({ "effort": text(), "format": format }), []),
+        "output_config": request(&[], json!({ "effort": text(), "format": format.clone() }), []),
+        "output_format": format,
     })
 }
 
