@@ -155,7 +155,7 @@ fn least_common_multiple(a: u128, b: u128) -> u128 {
     while rest != 0 {
         (divisor, rest) = (rest, divisor % rest);
     }
-    if divisor == 0 { 0 } else { a / divisor * b }
+    a.checked_div(divisor).map_or(0, |rest| rest * b)
 }
 
 /// Tightens bounds that the compiler cannot compute with to ones that it can.
