@@ -47,7 +47,7 @@ pub(crate) fn warn_if_short(plan: &Plan, backends: &[Arc<dyn Backend>]) {
     for (bytes, backend) in plan.bytes().iter().zip(backends) {
         if let Some(free) = backend.device().free_bytes.filter(|free| bytes.total() > *free) {
             note!(
-                "quadriga: {} needs {}, but only {} are free; a smaller context (-c) or batch (-b) needs less",
+                "quadriga: WARNING: {} needs {}, but only {} are free; a smaller context (-c) or batch (-b) needs less",
                 backend.name(),
                 size::text(bytes.total()),
                 size::text(free)

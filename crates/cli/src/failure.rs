@@ -54,7 +54,7 @@ impl Failure {
             Failure::ClosedOutput | Failure::Followed => return 0,
         };
         let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-        note!("quadriga: {}", lines.join(" · "));
+        crate::notes::failure(&lines.join(" · "));
         code
     }
 }

@@ -6,13 +6,12 @@
 //! std::process::exit(quadriga_cli::main_with_args(line).into());
 //! ```
 
-/// Prints a line on standard error, with control characters escaped. Unlike `eprintln!` it does not panic when standard
-/// error is closed.
+/// Prints a line on standard error, with control characters escaped, or logs it where the log has another form. Unlike `eprintln!`
+/// it does not panic when standard error is closed.
 macro_rules! note {
-    ($($text:tt)*) => {{
-        use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), "{}", crate::terminal::escaped(&format!($($text)*)));
-    }};
+    ($($text:tt)*) => {
+        crate::notes::note(&format!($($text)*))
+    };
 }
 
 mod answer;
@@ -35,6 +34,7 @@ mod llama_options;
 mod lora;
 mod model_argument;
 mod model_options;
+mod notes;
 mod output_check;
 mod penalty_options;
 mod piped_input;

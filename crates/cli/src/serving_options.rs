@@ -19,6 +19,9 @@ const SERVING: &str = "Batching options";
 /// Tokens of the KV cache, all sequences together, unless `--kv-tokens` says otherwise.
 const DEFAULT_TOKENS: usize = 16_384;
 
+/// Requests that are computed at once, unless `--parallel` says otherwise.
+const DEFAULT_PARALLEL: usize = 32;
+
 /// Sequences, memory and speculation.
 #[derive(Clone, clap::Args)]
 pub(crate) struct ServingOptions {
@@ -26,7 +29,7 @@ pub(crate) struct ServingOptions {
     #[arg(
         long,
         value_name = "N",
-        default_value_t = 32,
+        default_value_t = DEFAULT_PARALLEL,
         allow_negative_numbers = true,
         value_parser = values::at_least_one,
         help_heading = SERVING
@@ -94,6 +97,11 @@ pub(crate) struct ServingOptions {
 }
 
 impl ServingOptions {
+    /// Whether the user chose how much memory requests take.
+    pub(crate) fn chooses_sizes(&self) -> bool {
+        self.kv_tokens.is_some() || self.parallel != DEFAULT_PARALLEL
+    }
+
     /// A batcher of the prepared model, with the draft model if there is one; `model` says how models of the hub are got.
     /// Returns the seconds of loading, too.
     pub(crate) fn load(

@@ -419,6 +419,57 @@ fn a_model_that_needs_more_memory_than_there_is_is_refused() {
 }
 
 #[test]
+fn a_server_whose_only_model_does_not_fit_does_not_start() {
+    let fixture = Fixture::new(&["--layers", "24", "--width", "512"]);
+    let refused = |flags: &[&str]| {
+        let command = &mut fixture.command("serve", &["--port", "0", "-q"]);
+        output(command.args(flags))
+            .failed(1, &["does not fit", "cpu needs", "--kv-tokens", "(-c)", "--parallel"]);
+    };
+    refused(&["-c", "64", "--kv-tokens", "40000000"]);
+    refused(&["-c", "40000000"]);
+    // What the defaults reserve is no reason.
+    Running::start(&mut fixture.command("serve", &["--port", "0"]));
+}
+
+/// Whoever reads the log as JSON gets nothing else, whether the server runs or not.
+#[test]
+fn every_line_of_a_log_in_json_is_json() {
+    let fixture = Fixture::with_template(TEMPLATE);
+    let lines = |log: &str| -> Vec<Value> {
+        let parse =
+            |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}\n{log}"));
+        log.lines().map(parse).collect()
+    };
+    let flags = ["--log-format", "json", "--host", "0.0.0.0", "-fa", "off"];
+    let server = serve(&fixture, &flags);
+    let busy = server.address.rsplit(':').next().unwrap().to_owned();
+    let failed = output(
+        fixture
+            .command("serve", &["-c", "2048", "--log-format", "json", "--port", &busy])
+            .args(["--host", "0.0.0.0"]),
+    );
+    let last = lines(&failed.err).pop().unwrap();
+    assert_eq!((failed.code, last["level"].as_str()), (Some(1), Some("ERROR")), "{last}");
+    assert!(last["message"].as_str().unwrap().contains("cannot listen"), "{last}");
+    server.signal("TERM");
+    let (_, log) = server.wait();
+    let lines = lines(&log);
+    let has = |level: &str, words: &str| {
+        lines.iter().any(|line| {
+            line["level"] == level && line["message"].as_str().unwrap_or_default().contains(words)
+        })
+    };
+    assert!(has("WARN", "everybody who reaches"), "{log}");
+    assert!(has("INFO", "is served at") && has("INFO", "-fa off has no effect"), "{log}");
+    // Where nothing is logged, it is still said why the server did not start.
+    let silent = output(
+        &mut fixture.command("serve", &["--log-format", "json", "--log-level", "off", "-m", "none.gguf"]),
+    );
+    assert!(silent.code == Some(1) && silent.err.contains("none.gguf"), "{silent:?}");
+}
+
+#[test]
 fn wrong_options_are_errors() {
     let fixture = Fixture::new(&[]);
     let refused = |flags: &[&str], part: &str| {

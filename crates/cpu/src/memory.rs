@@ -30,8 +30,25 @@ pub(crate) fn host_bytes() -> (Option<u64>, Option<u64>) {
     let used = number("/sys/fs/cgroup/memory.current")
         .or_else(|| number("/sys/fs/cgroup/memory/memory.usage_in_bytes"));
     let Some(limit) = limit else { return (total, free) };
-    let left = limit.saturating_sub(used.unwrap_or(0));
+    let statistics = std::fs::read_to_string("/sys/fs/cgroup/memory.stat")
+        .or_else(|_| std::fs::read_to_string("/sys/fs/cgroup/memory/memory.stat"));
+    let used = used.unwrap_or(0).saturating_sub(file_pages(&statistics.unwrap_or_default()));
+    let left = limit.saturating_sub(used);
     (Some(limit), Some(free.map_or(left, |free| free.min(left))))
+}
+
+/// Bytes of a control group that are pages of files, such as those of a model that was read: the system takes them back where memory
+/// is needed. `statistics` is its `memory.stat`.
+fn file_pages(statistics: &str) -> u64 {
+    let field = |name: &str| {
+        let line = statistics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+        line.trim().parse::<u64>().ok()
+    };
+    let both = |active: &str, inactive: &str| Some(field(active)?.saturating_add(field(inactive)?));
+    // The older form counts groups within it apart.
+    both("total_active_file", "total_inactive_file")
+        .or_else(|| both("active_file", "inactive_file"))
+        .unwrap_or(0)
 }
 
 /// A zeroed block of memory, freed when dropped.
@@ -214,6 +231,15 @@ unsafe fn release(pointer: NonNull<u8>, bytes: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_of_files_do_not_count_as_used() {
+        let second = "anon 500\nfile 300\ninactive_file 200\nactive_file 70\n";
+        assert_eq!(file_pages(second), 270);
+        let first = "inactive_file 2\nactive_file 3\ntotal_inactive_file 20\ntotal_active_file 30\n";
+        assert_eq!(file_pages(first), 50);
+        assert_eq!(file_pages(""), 0);
+    }
 
     #[test]
     fn blocks_of_a_slab_are_disjoint_zeroed_and_freed_with_the_last_of_them() {

@@ -74,9 +74,29 @@ impl ErrorKind {
 }
 
 impl ApiError {
-    /// An error of a kind.
+    /// An error of a kind. A long message loses its middle.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> ApiError {
-        ApiError { kind, message: message.into(), param: None, retry_after: None }
+        ApiError { kind, message: shortened(message.into()), param: None, retry_after: None }
+    }
+
+    /// The error of an answer that the engine has begun.
+    pub(crate) fn failed(error: &Error) -> ApiError {
+        let message = match error {
+            Error::SamplingHook(_) | Error::ChangedLogits(_) => in_words(error),
+            error => format!("generation failed: {error}"),
+        };
+        ApiError::new(ErrorKind::of_failure(error), message)
+    }
+
+    /// What the log says of it: no text of the request, which is in messages about wrong values.
+    pub(crate) fn logged(&self) -> &str {
+        match self.kind {
+            ErrorKind::Invalid => "invalid request",
+            ErrorKind::Forbidden => "forbidden",
+            ErrorKind::NotFound => "no such route",
+            ErrorKind::ModelNotFound => "no such model",
+            _ => &self.message,
+        }
     }
 
     /// A field has a wrong value.
@@ -95,7 +115,7 @@ impl ApiError {
 
     /// There is no such model.
     pub fn model_not_found(name: &str) -> ApiError {
-        let error = ApiError::new(ErrorKind::ModelNotFound, format!("model '{name}' not found"));
+        let error = ApiError::new(ErrorKind::ModelNotFound, format!("model '{}' not found", beginning(name)));
         ApiError { param: Some("model".to_owned()), ..error }
     }
 
@@ -131,6 +151,45 @@ impl ApiError {
     }
 }
 
+/// Characters of a value of the request that errors show.
+const SHOWN: usize = 64;
+
+/// Characters of a message; texts that others write, such as those of templates and schemas, can be long.
+const LONGEST: usize = 1_600;
+
+/// A value of the request in quotation marks, as errors show it: its beginning, if it is long.
+pub(crate) fn quoted(value: &str) -> String {
+    format!("{:?}", beginning(value))
+}
+
+fn beginning(value: &str) -> String {
+    match value.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", value.get(..end).unwrap_or_default()),
+        None => value.to_owned(),
+    }
+}
+
+/// A message without the middle of a long one: what is wrong is often at the end.
+fn shortened(message: String) -> String {
+    let count = message.chars().count();
+    if count <= LONGEST {
+        return message;
+    }
+    let half = LONGEST / 2;
+    message.chars().take(half).chain(" … ".chars()).chain(message.chars().skip(count - half)).collect()
+}
+
+/// Errors of sampling by the fields that they come from.
+fn in_words(error: &Error) -> String {
+    match error {
+        Error::SamplingHook(reason) => reason.to_string(),
+        Error::ChangedLogits(reason) => {
+            format!("logit_bias, penalties or the form of the answer leave no token to sample: {reason}")
+        }
+        error => error.to_string(),
+    }
+}
+
 /// What clients of several libraries match when a prompt is too long: the code and the words of OpenAI, those of llama-server.
 fn context_message(prompt: usize, context: usize) -> String {
     format!(
@@ -142,7 +201,7 @@ fn context_message(prompt: usize, context: usize) -> String {
 
 impl From<Error> for ApiError {
     fn from(error: Error) -> ApiError {
-        let message = error.to_string();
+        let message = in_words(&error);
         match error {
             Error::ContextFull { wanted, used, context } => {
                 let kind = ErrorKind::ContextLength { prompt: wanted + used, context };

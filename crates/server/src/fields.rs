@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::error::ApiError;
+use crate::error::{ApiError, quoted};
 
 /// The fields of a JSON object at a place in the request.
 #[derive(Clone, Debug)]
@@ -73,7 +73,7 @@ impl<'a> Fields<'a> {
     pub fn one_of(&self, name: &str, known: &[&str]) -> Result<Option<&'a str>, ApiError> {
         match self.text(name)? {
             Some(text) if !known.contains(&text) => {
-                Err(self.error(name, format!("is {text:?}; it must be {}", known.join(", "))))
+                Err(self.error(name, format!("is {}; it must be {}", quoted(text), known.join(", "))))
             }
             text => Ok(text),
         }

@@ -1,13 +1,13 @@
 //! Keeps answers in the form that a request asks for: schemas and grammars, calls of tools, budgets of reasoning.
 
-use quadriga_llm::constraint::Grammar;
+use quadriga_llm::constraint::{Grammar, unknown_format};
 use quadriga_llm::serving::Request;
 use quadriga_llm::tools::{self, Tool, ToolRules};
 use quadriga_llm::{Error, Model};
 use serde_json::{Value, json};
 
 use crate::constraint::{Constraint, ToolChoice};
-use crate::error::ApiError;
+use crate::error::{ApiError, quoted};
 use crate::generation::{Generation, Prompt};
 
 /// Adds to a request what keeps its answer in form.
@@ -54,8 +54,25 @@ pub(crate) fn check_tools(generation: &Generation) -> Result<(), ApiError> {
             let problem = format!("has parameters of type {kind:?}; they must be an object");
             return Err(ApiError::field(format!("tools[{number}]"), problem));
         }
+        let function = tool.get("function");
+        if function.and_then(|function| function.get("strict")) == Some(&Value::Bool(true))
+            && let Some(parameters) = function.and_then(|function| function.get("parameters"))
+        {
+            check_formats(&format!("tools[{number}]"), parameters)?;
+        }
     }
     Ok(())
+}
+
+/// Refuses formats in a strict schema that are not known: they would not be enforced.
+pub(crate) fn check_formats(field: &str, schema: &Value) -> Result<(), ApiError> {
+    match unknown_format(schema) {
+        Some(format) => {
+            let problem = format!("is strict, and its format {} is not known", quoted(format));
+            Err(ApiError::field(field, problem))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Whether the template is shown the tools of a request, and its answer may call them.

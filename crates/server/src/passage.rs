@@ -16,6 +16,7 @@ use http_body::{Frame, SizeHint};
 use tracing::{Instrument, Span};
 
 use crate::app::App;
+use crate::body::PROMPTS;
 use crate::call::{RequestId, new_id};
 use crate::dialects::Dialect;
 use crate::error::{ApiError, ErrorKind};
@@ -26,6 +27,9 @@ use crate::stream::StreamFailure;
 
 /// The header that identifies a request in logs of both sides.
 const REQUEST_ID: &str = "x-request-id";
+
+/// Characters of a text of the client's that the log has: paths and names of fields are shorter.
+const LOGGED: usize = 200;
 
 /// Refuses requests under the name of another site, with which a browser would be made to use the server of its machine.
 pub(crate) async fn check_host(
@@ -82,9 +86,9 @@ pub(crate) async fn finish(State(app): State<Arc<App>>, mut request: Request, ne
         "request",
         id,
         method = %request.method(),
-        path = request.uri().path(),
+        path = beginning(request.uri().path()),
         status = tracing::field::Empty,
-        traceparent = request.headers().get("traceparent").and_then(|value| value.to_str().ok()),
+        traceparent = request.headers().get("traceparent").and_then(|value| value.to_str().ok()).map(beginning),
     );
     app.requests().begin();
     let is_head = request.method() == Method::HEAD;
@@ -96,6 +100,7 @@ pub(crate) async fn finish(State(app): State<Arc<App>>, mut request: Request, ne
         started: Instant::now(),
         status: None,
         error: None,
+        field: None,
         failure: None,
         sent: 0,
         complete: false,
@@ -103,6 +108,8 @@ pub(crate) async fn finish(State(app): State<Arc<App>>, mut request: Request, ne
     let mut response = next.run(request).instrument(span).await;
     let error = response.extensions_mut().remove::<ApiError>();
     if let Some(error) = &error {
+        // The message may have values of the request in it.
+        tracing::info!(target: PROMPTS, reason = error.message, "request refused");
         let body = dialect.error_body(error, Some(&id)).to_string();
         *response.body_mut() = Body::from(body);
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -111,7 +118,9 @@ pub(crate) async fn finish(State(app): State<Arc<App>>, mut request: Request, ne
         response.headers_mut().insert(REQUEST_ID, value);
     }
     record.status = Some(response.status().as_u16());
-    record.error = error.map(|error| error.message);
+    record.field =
+        error.as_ref().and_then(|error| error.param.as_deref().map(|field| beginning(field).to_owned()));
+    record.error = error.map(|error| error.logged().to_owned());
     record.failure = response.extensions_mut().remove::<StreamFailure>();
     if let Some(answer) = &record.answer {
         answer.note_reply(response.extensions_mut().remove::<StreamProbe>());
@@ -119,6 +128,11 @@ pub(crate) async fn finish(State(app): State<Arc<App>>, mut request: Request, ne
     // Nobody polls a body that is empty, or that the method or the status leaves out.
     record.complete = is_head || http_body::Body::is_end_stream(response.body());
     response.map(|body| Body::new(RecordedBody { body, record }))
+}
+
+/// The beginning of a text that a client has chosen, for the log.
+fn beginning(text: &str) -> &str {
+    text.char_indices().nth(LOGGED).and_then(|(end, _)| text.get(..end)).unwrap_or(text)
 }
 
 /// The client's own identifier, if it is a sane one, or a new one.
@@ -140,6 +154,8 @@ struct RequestRecord {
     /// `None` as long as there is no answer.
     status: Option<u16>,
     error: Option<String>,
+    /// The field that is wrong.
+    field: Option<String>,
     /// Why a stream failed that had begun.
     failure: Option<StreamFailure>,
     sent: u64,
@@ -160,6 +176,7 @@ impl Drop for RequestRecord {
             milliseconds,
             bytes = self.sent,
             error = self.error.as_deref().or(failure),
+            field = self.field,
             "{}",
             match (self.complete, failure) {
                 (true, None) => "answered",

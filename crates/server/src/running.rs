@@ -292,8 +292,7 @@ impl Running {
                 }
                 self.served.metrics.note_failed();
                 self.served.note_failure(&error);
-                let kind = ErrorKind::of_failure(&error);
-                self.fail(ApiError::new(kind, format!("generation failed: {error}")))
+                self.fail(ApiError::failed(&error))
             }
         })
     }

@@ -193,7 +193,7 @@ impl StreamState {
                 if let GenerationEvent::Failed(error) = &event {
                     self.ended = true;
                     // Nothing was there before: this is the end.
-                    let _ = self.failure.0.set(error.message.clone());
+                    let _ = self.failure.0.set(error.logged().to_owned());
                 }
                 self.encoder.event(event, out);
             }

@@ -111,6 +111,12 @@ const PLACES: &[Place] = &[
     },
 ];
 
+/// An object with so many properties, all of which may be left out.
+fn optional(count: usize) -> Value {
+    let properties = (0..count).map(|at| (format!("k{at}"), json!({ "type": "string" })));
+    json!({ "type": "object", "properties": properties.collect::<serde_json::Map<_, _>>() })
+}
+
 /// Schemas that cannot be enforced.
 fn refused() -> Vec<Value> {
     let chain: serde_json::Map<String, Value> = (0..5000)
@@ -124,7 +130,10 @@ fn refused() -> Vec<Value> {
             json!({ "anyOf": [a, b, c] })
         })
         .collect();
+    let options: Vec<Value> = (0..2500).map(|at| object(format!("k{at}"))).collect();
     vec![
+        optional(1200),
+        json!({ "anyOf": options }),
         json!({ "type": "object", "$ref": "#/$defs/d0", "$defs": chain }),
         json!({ "type": "object", "allOf": crossed }),
         json!({ "type": "thing" }),
@@ -221,6 +230,100 @@ fn schemas_that_cost_much_come_to_an_end() {
     }
     server.assert_idle();
     server.post("/v1/chat/completions", &hello()).ok();
+}
+
+/// What is too much in the middle of an answer is found before the first byte, and what is accepted is answered to the end.
+#[test]
+fn schemas_with_many_optional_parts_do_not_fail_in_the_middle() {
+    let server = server();
+    let nested = |inner: Value| json!({ "type": "object", "properties": { "x": inner }, "required": ["x"] });
+    let named =
+        |at: usize| json!({ "type": "object", "properties": { format!("k{at}"): { "type": "string" } } });
+    let options = |count: usize| json!({ "anyOf": (0..count).map(named).collect::<Vec<Value>>() });
+    let stream = |path: &str, body: Value| server.post(path, &with(body, json!({ "stream": true })));
+    for schema in [optional(1200), options(2500), nested(optional(1200)), nested(options(2500))] {
+        for place in PLACES.iter().filter(|place| place.field.is_some()) {
+            let answer = stream(place.path, (place.body)(schema.clone()));
+            assert_eq!(answer.status, 400, "{}: {}", place.path, answer.text());
+        }
+    }
+    for schema in [optional(520), options(200), nested(optional(520))] {
+        let answer = stream("/completion", completion(json!({ "json_schema": schema, "n_predict": 24 })));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert!(
+            !answer.text().contains("error") && answer.text().contains("\"stop\":true"),
+            "{}",
+            answer.text()
+        );
+    }
+    // A grammar may still come to a place where there is too much. The error is in words of the request.
+    let alternatives: Vec<String> = (0..9000).map(|at| format!("[a-c] \"{at}\"")).collect();
+    let grammar = format!("root ::= [a-b] ({})", alternatives.join(" | "));
+    let answer = stream("/completion", completion(json!({ "grammar": grammar })));
+    assert!(!answer.text().contains("hook"), "{}", answer.text());
+    server.assert_idle();
+}
+
+/// Formats that are known are enforced or say how a text is meant; others are an error where the schema is strict.
+#[test]
+fn formats_that_are_not_known_are_refused_in_strict_schemas() {
+    let server = server();
+    let typed = |format: &str| {
+        json!({ "type": "object", "properties": { "x": { "type": "string", "format": format } },
+        "required": ["x"], "additionalProperties": false })
+    };
+    let response_format = |format: &str, strict: bool| {
+        let schema = json!({ "name": "x", "schema": typed(format), "strict": strict });
+        conversation(json!({ "response_format": { "type": "json_schema", "json_schema": schema } }))
+    };
+    let text_format = |format: &str, strict: bool| {
+        let format = json!({ "type": "json_schema", "name": "x", "schema": typed(format), "strict": strict });
+        json!({ "input": "x", "max_output_tokens": 3, "text": { "format": format } })
+    };
+    for format in [
+        "date-time",
+        "uuid4",
+        "email",
+        "uri",
+        "binary",
+        "path",
+        "password",
+        "json-string",
+        "duration",
+        "ipvanyaddress",
+        "json-pointer",
+        "int64",
+    ] {
+        for strict in [false, true] {
+            server.post("/v1/chat/completions", &response_format(format, strict)).ok();
+            server.post("/v1/responses", &text_format(format, strict)).ok();
+            server.post("/v1/chat/completions", &conversation(tool(typed(format), strict))).ok();
+        }
+    }
+    for (path, field, body) in [
+        ("/v1/chat/completions", "response_format.json_schema.schema", response_format("bogus", true)),
+        ("/v1/responses", "text.format.schema", text_format("bogus", true)),
+        ("/v1/chat/completions", "tools[0]", conversation(tool(typed("bogus"), true))),
+    ] {
+        let answer = server.post(path, &body);
+        assert_eq!(
+            (answer.status, answer.json()["error"]["param"].as_str()),
+            (400, Some(field)),
+            "{}",
+            answer.text()
+        );
+        assert!(answer.text().contains("bogus"), "{}", answer.text());
+    }
+    server.post("/v1/chat/completions", &response_format("bogus", false)).ok();
+    server.post("/v1/chat/completions", &conversation(tool(typed("bogus"), false))).ok();
+    // A pointer begins with a slash, or is empty.
+    let schema = json!({ "type": "string", "format": "json-pointer", "minLength": 1, "maxLength": 3 });
+    let answer = server.post("/completion", &completion(json!({ "json_schema": schema }))).ok();
+    assert!(answer["content"].as_str().unwrap().starts_with("\"/"), "{answer}");
+    // A property may have the name of a keyword.
+    let schema = json!({ "type": "object", "properties": { "default": { "type": "string", "format": "bogus" } },
+        "required": ["default"] });
+    server.post("/completion", &completion(json!({ "json_schema": schema }))).ok();
 }
 
 fn completion(more: Value) -> Value {

@@ -58,6 +58,17 @@ fn a_stream_that_fails_is_logged_with_its_error() {
     let registry = ModelRegistry::with(Setup::default().served_on("small", Arc::clone(&sim) as _));
     let app = App::new(registry, Keys::default(), Limits::default());
     let server = TestServer::of(app.with_origins(Origins::parse("https://a.example")));
+    // Text of a request is in no line, and only the beginning of it in the answer.
+    let role = format!("secret{}", "x".repeat(300_000));
+    for body in [
+        json!({ "messages": [{ "role": role, "content": "x" }] }),
+        json!({ "messages": [{ "role": "user", "content": [{ "type": role }] }] }),
+        json!({ "messages": [{ "role": "user", "content": "x" }], "response_format": { "type": role } }),
+        json!({ "messages": [{ "role": "user", "content": "x" }], "grammar": role }),
+    ] {
+        let answer = server.post("/v1/chat/completions", &body);
+        assert!(answer.status == 400 && answer.body.len() < 3000, "{}", answer.body.len());
+    }
     let body = with(hello(), json!({ "max_tokens": 400, "stream": true }));
     let mut stream = server.client().stream("/v1/chat/completions", &body);
     assert!(stream.chunk().is_some());
@@ -73,6 +84,10 @@ fn a_stream_that_fails_is_logged_with_its_error() {
     let line = lines.iter().find(|line| line.contains("sim:logged")).expect("no line about the error");
     assert!(line.contains("status=200") && line.contains("error=") && line.contains("lost"), "{line}");
     assert!(line.contains("the stream ended with an error"), "{line}");
+    assert!(lines.iter().all(|line| !line.contains("secret") && line.len() < 1000));
+    let refused =
+        lines.iter().any(|line| line.contains("messages[0].role") && line.contains("invalid request"));
+    assert!(refused, "{lines:?}");
     let preflights: Vec<&String> = lines.iter().filter(|line| line.contains("status=204")).collect();
     assert!(
         !preflights.is_empty() && preflights.iter().all(|line| line.contains("answered")),

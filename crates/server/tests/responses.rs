@@ -4,6 +4,18 @@
 use crate::common::{Setup, TestServer, Value, json, model, with};
 
 #[test]
+fn numbers_come_back_as_they_were_written() {
+    let server = TestServer::start();
+    let body = json!({ "input": "hello", "max_output_tokens": 1, "temperature": 0.7, "top_p": 0.95 });
+    let answer = server.post("/v1/responses", &body);
+    assert!(
+        answer.text().contains("\"temperature\":0.7,") && answer.text().contains("\"top_p\":0.95,"),
+        "{}",
+        answer.text()
+    );
+}
+
+#[test]
 fn events_add_up_to_the_response() {
     let server = TestServer::start();
     let body = json!({ "model": "small", "input": "hello there", "max_output_tokens": 8, "seed": 1, "ignore_eos": true, "top_logprobs": 1 });

@@ -14,13 +14,19 @@ const MAX_LEVELS: usize = 16_384;
 /// Rules and terminals of a Lark grammar, which can be a chain.
 const MAX_RULES: usize = 8_192;
 
+/// The most items of the parser's rows that a schema may need.
+pub(super) const MAX_ITEMS: usize = 4_000;
+
 /// The stack of the thread that compiles. Memory of it is only used as far as it is needed.
 pub(super) const COMPILER_STACK: usize = 256 << 20;
 
-/// Limits of the work of a compiled grammar.
+/// Limits of the work of a compiled grammar. Schemas that are accepted by [`MAX_ITEMS`] stay below
+/// them: a vocabulary of 49,152 tokens needs 16 times the items of a row for a mask at most, and 250,000 of the lexer's.
 pub(super) fn limits() -> llguidance::api::ParserLimits {
     llguidance::api::ParserLimits {
-        step_max_items: 200_000,
+        max_items_in_row: 2 * MAX_ITEMS,
+        step_max_items: 400_000,
+        step_lexer_fuel: 1_000_000,
         verbose_errors: false,
         ..llguidance::api::ParserLimits::default()
     }

@@ -1,6 +1,6 @@
 //! Compiles grammars for one vocabulary.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use llguidance::{Matcher, ParserFactory};
 use rustc_hash::FxHashMap;
@@ -29,6 +29,8 @@ pub struct ConstraintEngine {
     special: FxHashMap<String, u32>,
     /// The latest schemas that were relaxed, with what was left of them; the latest last.
     relaxed: Mutex<Vec<(Value, Value)>>,
+    /// Grammars that are compiled at once.
+    compiling: CompilerSlots,
     /// The latest grammars that were compiled, with what comes before the answer; the latest last.
     compiled: Mutex<Vec<(Grammar, Option<String>, Constraint)>>,
 }
@@ -48,6 +50,7 @@ impl ConstraintEngine {
             workers,
             special,
             relaxed: Mutex::default(),
+            compiling: CompilerSlots::default(),
             compiled: Mutex::default(),
         })
     }
@@ -85,6 +88,10 @@ impl ConstraintEngine {
         if let Some(constraint) = self.find(grammar, &before) {
             return Ok(constraint);
         }
+        if before.is_some() {
+            // How the answer begins cannot be tried behind reasoning.
+            self.compile_after(grammar, None)?;
+        }
         let constraint = self.compile_anew(grammar, before.clone())?;
         self.keep(grammar, before, &constraint);
         Ok(constraint)
@@ -113,13 +120,13 @@ impl ConstraintEngine {
         let answer = source::of(grammar, &|name| self.special.get(name).copied()).map_err(failed)?;
         let top_level = source::top_level(answer, before);
         let factory = Arc::clone(&self.factory);
+        let _slot = self.compiling.enter();
         // The compiler recurses over the grammar.
         let thread = std::thread::Builder::new().name("quadriga-grammar".to_owned());
         let compiled = thread.stack_size(bounds::COMPILER_STACK).spawn(move || {
             let parser = factory.create_parser(top_level).map_err(|error| plain(&error))?;
             let matcher = Matcher::new(Ok(parser));
-            // An answer that cannot begin is the grammar's error.
-            mask::next_mask(&mut matcher.deep_clone(), &[])?;
+            mask::check_opening(&matcher)?;
             Ok(matcher)
         });
         let compiled = compiled.map_err(|error| Error::Thread { reason: error.to_string() })?.join();
@@ -145,6 +152,38 @@ impl ConstraintEngine {
             compiled.remove(0);
         }
         compiled.push((grammar.clone(), before, constraint.clone()));
+    }
+}
+
+/// Grammars that are compiled at once; others wait. Requests cannot take more of the machine than this.
+const MAX_COMPILING: usize = 2;
+
+/// Counts grammars that are being compiled.
+#[derive(Default)]
+struct CompilerSlots {
+    taken: Mutex<usize>,
+    freed: Condvar,
+}
+
+/// A grammar that is being compiled, until it is dropped.
+struct CompilerSlot<'s>(&'s CompilerSlots);
+
+impl CompilerSlots {
+    /// Waits for a free slot.
+    fn enter(&self) -> CompilerSlot<'_> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        while *taken >= MAX_COMPILING {
+            taken = self.freed.wait(taken).unwrap_or_else(PoisonError::into_inner);
+        }
+        *taken += 1;
+        CompilerSlot(self)
+    }
+}
+
+impl Drop for CompilerSlot<'_> {
+    fn drop(&mut self) {
+        *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.freed.notify_one();
     }
 }
 

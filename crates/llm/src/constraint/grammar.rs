@@ -19,7 +19,8 @@
 #[derive(Clone, Debug, PartialEq)]
 pub enum Grammar {
     /// JSON that satisfies a schema. Properties come in the order of the schema. `oneOf` is taken as `anyOf` where its options
-    /// may overlap, and formats that are not known are no constraint; other keywords that are not supported are an error.
+    /// may overlap, and of formats those of [`unknown_format`](super::unknown_format) and a few others are no constraint; other
+    /// keywords that are not supported are an error.
     JsonSchema(serde_json::Value),
     /// A JSON object.
     JsonObject,

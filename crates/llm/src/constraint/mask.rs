@@ -4,7 +4,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use llguidance::Matcher;
-use toktrie::SimpleVob;
+use toktrie::{SimpleVob, TokTrie};
 
 /// The state of one answer under a constraint, shared by its hook and a worker.
 pub(super) struct MaskJob {
@@ -88,18 +88,54 @@ impl MaskJob {
     }
 }
 
+/// Masks of the beginning of an answer that are tried when its grammar is compiled.
+const OPENING: usize = 4;
+
+/// Tries how an answer begins, as far as there is one way: what fails there is the grammar's error, and not one of the answer.
+pub(super) fn check_opening(matcher: &Matcher) -> Result<(), String> {
+    let mut matcher = matcher.deep_clone();
+    let vocabulary = matcher.tok_env().map_err(|error| plain(&error))?;
+    for _ in 0..OPENING {
+        next_mask(&mut matcher, &[])?;
+        let forced = matcher.compute_ff_bytes();
+        // Control tokens have no text.
+        if forced.is_empty() || forced.contains(&TokTrie::SPECIAL_TOKEN_MARKER) {
+            break;
+        }
+        let tokens = vocabulary.tokenize_bytes(&forced);
+        let taken = matcher.try_consume_tokens(&tokens).map_err(|error| in_words(&plain(&error)))?;
+        // Where the vocabulary has other tokens for it, the answer decides.
+        if taken < tokens.len() || matcher.is_stopped() {
+            break;
+        }
+    }
+    Ok(())
+}
+
 /// Lets a matcher see tokens, and computes the mask of the next one.
 pub(super) fn next_mask(matcher: &mut Matcher, tokens: &[u32]) -> Result<SimpleVob, String> {
     if !tokens.is_empty() && !matcher.is_stopped() {
-        matcher.consume_tokens(tokens).map_err(|error| plain(&error))?;
+        matcher.consume_tokens(tokens).map_err(|error| in_words(&plain(&error)))?;
     }
-    let mask = matcher.compute_mask_or_eos().map_err(|error| match plain(&error).as_str() {
-        "NoExtensionBias" => "no token of the vocabulary continues the answer".to_owned(),
-        reason => reason.to_owned(),
-    })?;
+    let mask = matcher.compute_mask_or_eos().map_err(|error| in_words(&plain(&error)))?;
     match mask.is_zero() {
         true => Err("the answer is complete, but the vocabulary has no end-of-generation token".to_owned()),
         false => Ok(mask),
+    }
+}
+
+/// Limits of the parser by words of its errors.
+const LIMITS: [&str; 4] = ["Current row has", "Too many items", "too many expressions", "too many states"];
+
+/// The parser's error in words that concern whoever wrote the grammar.
+fn in_words(reason: &str) -> String {
+    if reason.contains("NoExtensionBias") {
+        "no token of the vocabulary continues the answer".to_owned()
+    } else if LIMITS.iter().any(|words| reason.contains(words)) {
+        "the grammar allows too many continuations at once; use fewer alternatives and optional parts"
+            .to_owned()
+    } else {
+        reason.to_owned()
     }
 }
 

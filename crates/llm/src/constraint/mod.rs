@@ -28,17 +28,22 @@
 //!
 //! The feature `constraint` (default) brings the compiler, the crate `llguidance`. Without it every grammar is an error.
 
+mod formats;
 pub mod gbnf;
 mod grammar;
 
 #[cfg(feature = "constraint")]
 mod bounds;
 #[cfg(feature = "constraint")]
+mod branching;
+#[cfg(feature = "constraint")]
 mod engine;
 #[cfg(feature = "constraint")]
 mod hook;
 #[cfg(feature = "constraint")]
 mod mask;
+#[cfg(feature = "constraint")]
+mod numbers;
 #[cfg(feature = "constraint")]
 mod reasoning;
 #[cfg(feature = "constraint")]
@@ -59,6 +64,7 @@ mod absent;
 pub use absent::{Constraint, ConstraintEngine};
 #[cfg(feature = "constraint")]
 pub use engine::{Constraint, ConstraintEngine};
+pub use formats::unknown_format;
 pub use grammar::Grammar;
 #[cfg(feature = "constraint")]
 pub(crate) use schema::json_rule;

@@ -2,23 +2,35 @@
 
 use serde_json::{Map, Value, json};
 
-use super::bounds::{MAX_BOUND, NUMBER_BOUNDS, check_schema, referred};
+use super::bounds::{check_schema, referred};
+use super::branching::check_branching;
+use super::formats::{Enforcement, enforcement, parts, parts_mut};
+use super::numbers::{check_numbers, tighten_bounds};
 
 /// White space between the parts of JSON: none, a space, or line ends with an indentation. It is limited, since models that
 /// are unsure of what comes next tend to repeat it without end.
 const WHITE_SPACE: &str = r"(?: |\t|(?:\r?\n){1,2}[ \t]{0,64})";
 
-/// Formats that the compiler knows; by the specification others say nothing about a text.
-const FORMATS: &[&str] =
-    &["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"];
+/// Escapes in strings. With those by number, a name could be written in a second way, which the schema of its property does not see.
+const ESCAPES: &str = "nrbtf\\\"";
+
+/// The same with those by number, which some control characters need.
+const ALL_ESCAPES: &str = "nrbtf\\\"u";
 
 /// Keywords whose values are data and not schemas.
 const DATA: &[&str] = &["const", "enum", "default", "examples"];
 
 /// JSON of a schema, as the body of a rule of Lark; or why it cannot be one.
 pub(crate) fn json_rule(schema: &Value) -> Result<String, String> {
-    check_schema(schema)?;
+    check(schema)?;
     Ok(format!("%json {}", prepared(schema)))
+}
+
+/// The reason why a schema cannot be enforced, as far as it is known without compiling it.
+pub(super) fn check(schema: &Value) -> Result<(), String> {
+    check_schema(schema)?;
+    check_numbers(schema)?;
+    check_branching(schema)
 }
 
 /// The schema with the options of the compiler.
@@ -29,34 +41,62 @@ pub(super) fn prepared(schema: &Value) -> Value {
     };
     simplify(&mut schema);
     resolve_escaped(&mut schema);
-    if let Some(fields) = schema.as_object_mut().filter(|fields| !fields.contains_key("x-guidance")) {
-        let options = json!({ "whitespace_pattern": WHITE_SPACE, "coerce_one_of": true });
-        fields.insert("x-guidance".to_owned(), options);
+    let escapes = if lists_control_characters(&schema) { ALL_ESCAPES } else { ESCAPES };
+    if let Some(fields) = schema.as_object_mut() {
+        let own = || json!({ "whitespace_pattern": WHITE_SPACE, "coerce_one_of": true });
+        let options = fields.entry("x-guidance").or_insert_with(own);
+        if let Some(options) = options.as_object_mut() {
+            options.entry("json_allowed_escapes").or_insert_with(|| escapes.into());
+        }
     }
     schema
 }
 
-/// Drops formats that are not known, and tightens bounds of numbers that the compiler cannot compute with.
-fn simplify(schema: &mut Value) {
-    match schema {
-        Value::Array(items) => items.iter_mut().for_each(simplify),
-        Value::Object(fields) => {
-            let format = fields.get("format").and_then(Value::as_str);
-            if format.is_some_and(|format| !FORMATS.contains(&format)) {
-                fields.shift_remove("format");
-            }
-            for (name, loose) in NUMBER_BOUNDS {
-                let bound = fields.get_mut(name).filter(|bound| bound.is_number());
-                if let Some(bound) = bound
-                    && bound.as_f64().is_some_and(|bound| bound * loose > MAX_BOUND)
-                {
-                    *bound = json!(MAX_BOUND * loose);
-                }
-            }
-            let schemas = fields.iter_mut().filter(|(name, _)| !DATA.contains(&name.as_str()));
-            schemas.for_each(|(_, value)| simplify(value));
+/// Whether a text that an answer may be has a character that can only be written by its number.
+fn lists_control_characters(schema: &Value) -> bool {
+    let needs_number = |letter: char| letter.is_ascii_control() && !"\n\r\u{8}\t\u{c}".contains(letter);
+    let mut listed: Vec<&Value> = Vec::new();
+    let mut left = vec![schema];
+    while let Some(part) = left.pop() {
+        listed.extend(["const", "enum"].iter().filter_map(|name| part.get(name)));
+        left.extend(parts(part));
+    }
+    while let Some(value) = listed.pop() {
+        match value {
+            Value::String(text) if text.contains(needs_number) => return true,
+            Value::Array(items) => listed.extend(items),
+            Value::Object(fields) => listed.extend(fields.values()),
+            _ => {}
         }
-        _ => {}
+    }
+    false
+}
+
+/// Writes formats as the compiler knows them, drops those that cannot be enforced, and tightens bounds of numbers that the compiler
+/// cannot compute with.
+fn simplify(schema: &mut Value) {
+    if let Value::Object(fields) = schema {
+        simplify_format(fields);
+        tighten_bounds(fields);
+    }
+    parts_mut(schema).into_iter().for_each(simplify);
+}
+
+fn simplify_format(fields: &mut Map<String, Value>) {
+    let Some(format) = fields.get("format").and_then(Value::as_str) else { return };
+    match enforcement(format) {
+        Enforcement::Known => {}
+        Enforcement::Format(other) => {
+            fields.insert("format".to_owned(), other.into());
+        }
+        // A pattern of the schema's own says more.
+        Enforcement::Pattern(pattern) if !fields.contains_key("pattern") => {
+            fields.shift_remove("format");
+            fields.insert("pattern".to_owned(), pattern.into());
+        }
+        Enforcement::Pattern(_) | Enforcement::None => {
+            fields.shift_remove("format");
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::regex_to_lark;
 use serde_json::{Value, json};
 
-use super::bounds::{check_lark, check_schema, check_source};
+use super::bounds::{check_lark, check_source};
 use super::grammar::Grammar;
 use super::{gbnf, schema};
 
@@ -58,7 +58,7 @@ fn of_schema(schema: &Value) -> Result<GrammarWithLexer, String> {
     if !matches!(schema, Value::Object(_) | Value::Bool(_)) {
         return Err("it must be an object or a boolean".to_owned());
     }
-    check_schema(schema)?;
+    schema::check(schema)?;
     Ok(GrammarWithLexer { json_schema: Some(schema::prepared(schema)), ..GrammarWithLexer::default() })
 }
 

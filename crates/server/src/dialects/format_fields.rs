@@ -4,8 +4,9 @@ use serde_json::{Value, json};
 
 use super::vllm_fields;
 use crate::constraint::{Constraint, ToolChoice};
-use crate::error::ApiError;
+use crate::error::{ApiError, quoted};
 use crate::fields::Fields;
+use crate::hooks::check_formats;
 use crate::openapi::schema::{
     self, any_object, any_of, filled_list, flag, list, one_of, request, text, with, with_field,
 };
@@ -33,7 +34,9 @@ pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
                 let named = format.object("json_schema")?.ok_or_else(|| format.missing("json_schema"))?;
                 let schema = named.schema("schema")?.ok_or_else(|| named.missing("schema"))?;
                 named.text("name")?;
-                named.flag("strict")?;
+                if named.flag("strict")? == Some(true) {
+                    check_formats(&named.place("schema"), &schema)?;
+                }
                 return Ok(Constraint::JsonSchema(schema));
             }
             "regex" => {
@@ -205,7 +208,7 @@ pub fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
     let tool = |tool: &Fields<'_>| {
         let kind = tool.text("type")?.unwrap_or("function");
         if kind != "function" {
-            return Err(tool.error("type", format!("is {kind:?}; only functions are supported")));
+            return Err(tool.error("type", format!("is {}; only functions are supported", quoted(kind))));
         }
         let function = tool.object("function")?.ok_or_else(|| tool.missing("function"))?;
         let name = tool_name(&function)?;
@@ -244,9 +247,8 @@ pub fn tool_choice(fields: &Fields<'_>, tools: &[Value]) -> Result<ToolChoice, A
                     let function = choice.object("function")?.unwrap_or_else(|| choice.clone());
                     let name = function.required_text("name")?;
                     if !has(name) {
-                        return Err(
-                            function.error("name", format!("is {name:?}, which is none of the tools"))
-                        );
+                        return Err(function
+                            .error("name", format!("is {}, which is none of the tools", quoted(name))));
                     }
                     ToolChoice::Named(name.to_owned())
                 }
@@ -259,9 +261,8 @@ pub fn tool_choice(fields: &Fields<'_>, tools: &[Value]) -> Result<ToolChoice, A
                         let function = tool.object("function")?.unwrap_or_else(|| tool.clone());
                         let name = function.required_text("name")?;
                         if !has(name) {
-                            return Err(
-                                function.error("name", format!("is {name:?}, which is none of the tools"))
-                            );
+                            return Err(function
+                                .error("name", format!("is {}, which is none of the tools", quoted(name))));
                         }
                         names.push(name.to_owned());
                     }
@@ -270,7 +271,9 @@ pub fn tool_choice(fields: &Fields<'_>, tools: &[Value]) -> Result<ToolChoice, A
                     }
                     ToolChoice::Allowed { names, required }
                 }
-                Some(kind) => return Err(choice.error("type", format!("is {kind:?}; it must be function"))),
+                Some(kind) => {
+                    return Err(choice.error("type", format!("is {}; it must be function", quoted(kind))));
+                }
             }
         }
     };

@@ -6,7 +6,7 @@ use quadriga_llm::sampling::{DryOptions, SamplingOptions};
 use serde_json::{Value, json};
 
 use crate::call::random_seed;
-use crate::error::ApiError;
+use crate::error::{ApiError, quoted};
 use crate::fields::Fields;
 use crate::model::ServedModel;
 use crate::openapi::schema::{any_of, between, count, flag, integer, list, texts};
@@ -99,7 +99,7 @@ fn keep_samplers(fields: &Fields<'_>, options: &mut SamplingOptions) -> Result<(
     };
     if let Some(name) = unknown {
         let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
-        return Err(fields.error(NAME, format!("has {name:?}; known are {}", names.join(", "))));
+        return Err(fields.error(NAME, format!("has {}; known are {}", quoted(&name), names.join(", "))));
     }
     if !kept("penalties") {
         (options.repeat_penalty, options.presence_penalty, options.frequency_penalty) = (1.0, 0.0, 0.0);

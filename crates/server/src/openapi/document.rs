@@ -88,7 +88,17 @@ fn operation(route: &Described, error_schema: &str) -> Value {
     object
 }
 
-/// The parameters that are a part of a path.
+/// The parameters of a path's query, and what they mean.
+fn query(path: &str) -> &'static [(&'static str, &'static str)] {
+    const MODEL: (&str, &str) = ("model", "The model, where several are served");
+    match path {
+        "/props" => &[MODEL],
+        "/slots" => &[MODEL, ("fail_on_no_slot", "1 for status 503 where no slot is free")],
+        _ => &[],
+    }
+}
+
+/// The parameters that are a part of a path, and those of its query.
 fn parameters(path: &str) -> Vec<Value> {
     let names = path.split('{').skip(1).filter_map(|rest| rest.split('}').next());
     names
@@ -96,6 +106,9 @@ fn parameters(path: &str) -> Vec<Value> {
             let name = name.trim_start_matches('*');
             json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string", "minLength": 1 } })
         })
+        .chain(query(path).iter().map(|(name, description)| {
+            json!({ "name": name, "in": "query", "required": false, "description": description, "schema": text() })
+        }))
         .collect()
 }
 

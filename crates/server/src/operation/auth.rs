@@ -60,6 +60,11 @@ impl Keys {
         let before = std::mem::take(&mut *keys);
         let mut next = before.iter().map(|key| key.caller.client()).max().unwrap_or(0);
         for (text, limits) in found {
+            // Of a key that is listed twice, the last limits count.
+            if let Some(twice) = keys.iter_mut().find(|key| key.text == text) {
+                twice.caller = twice.caller.with_limits(limits);
+                continue;
+            }
             let known = before.iter().find(|key| key.text == text);
             let caller = match known {
                 Some(key) => key.caller.with_limits(limits),
@@ -162,6 +167,17 @@ mod tests {
         }
         keys.reload().unwrap();
         assert_eq!(keys.find(b"second").map(|caller| caller.client()), Some(2));
+    }
+
+    #[test]
+    fn a_key_that_is_listed_twice_is_one() {
+        let twice = vec!["first".to_owned(), "second".to_owned(), "second".to_owned()];
+        let keys = Keys::new(twice, None).unwrap();
+        assert_eq!(keys.count(), 2);
+        let before = keys.find(b"second").unwrap().client();
+        // It keeps what it has used: it is the same caller.
+        keys.reload().unwrap();
+        assert_eq!(keys.find(b"second").unwrap().client(), before);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use quadriga_server::{
 };
 use quadriga_view::Picture;
 
-use super::ServeArgs;
+use super::{ServeArgs, memory};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
 use crate::prepared_model::Prepared;
@@ -119,7 +119,7 @@ struct Load<'l> {
 }
 
 impl Load<'_> {
-    /// Plans a model. One that does not fit is refused, unless the user named it: then there was a warning.
+    /// Plans a model. One that does not fit is refused.
     fn place(&self, model: Model, engine: &EngineOptions, devices: Devices) -> Result<Prepared, LoadFailure> {
         // Those of the first part are fewer, where GPUs divide every layer.
         let opened = devices.clone();
@@ -128,10 +128,20 @@ impl Load<'_> {
             prepared.check_plans(check_capacity).map_err(LoadFailure::DoesNotFit)?;
         } else if self.devices.is_some() || !self.is_first || self.loader.arguments.models_dir.is_some() {
             prepared.check_plans(check_memory).map_err(LoadFailure::DoesNotFit)?;
+        } else {
+            self.check_first(&prepared)?;
         }
         let mut devices = self.loader.devices.lock().unwrap_or_else(PoisonError::into_inner);
         devices.get_or_insert(opened);
         Ok(prepared)
+    }
+
+    /// Whether the only model fits. A KV cache of a size that nobody chose is memory that is taken as it is used: it is only warned of.
+    fn check_first(&self, prepared: &Prepared) -> Result<(), LoadFailure> {
+        let chosen = self.options.context != 0 || self.loader.arguments.serving.chooses_sizes();
+        prepared
+            .check_plans(|plan, backends| memory::check_fit(plan, backends, chosen))
+            .map_err(LoadFailure::DoesNotFit)
     }
 
     /// The devices of the models before, or those that the options name.

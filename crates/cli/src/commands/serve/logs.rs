@@ -8,6 +8,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use super::traces::{self, Traces};
 use crate::failure::{Failure, Outcome};
+use crate::notes;
 
 /// The form of a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -71,5 +72,10 @@ pub(super) fn install(
     };
     let (spans, traces) = traces::layer(collector)?;
     let installed = tracing_subscriber::registry().with(layer.with_filter(filter)).with(spans).try_init();
-    installed.map(|()| traces).map_err(|error| Failure::Message(format!("cannot log: {error}")))
+    installed.map_err(|error| Failure::Message(format!("cannot log: {error}")))?;
+    if format == LogFormat::Json && level.is_some() {
+        // Whoever reads the log gets nothing else.
+        notes::log_from_now_on();
+    }
+    Ok(traces)
 }

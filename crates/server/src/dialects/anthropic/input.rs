@@ -4,7 +4,7 @@ use quadriga_llm::template::{Message, ToolCall};
 use serde_json::{Map, Value};
 
 use super::system::system;
-use crate::error::ApiError;
+use crate::error::{ApiError, quoted};
 use crate::fields::Fields;
 
 /// The conversation of a request.
@@ -86,7 +86,8 @@ impl Conversation {
             }
             ("tool_result", "user") => self.tool_result(block)?,
             _ => {
-                let problem = format!("is {kind:?} in a message of the {role}; the model takes text only");
+                let problem =
+                    format!("is {} in a message of the {role}; the model takes text only", quoted(kind));
                 return Err(block.error("type", problem));
             }
         }
@@ -125,12 +126,16 @@ fn block_text(block: &Fields<'_>) -> Result<String, ApiError> {
             let text = match source.required_text("type")? {
                 "text" => source.required_text("data")?.to_owned(),
                 "content" => content_text(&source)?,
-                kind => return Err(source.error("type", format!("is {kind:?}; the model takes text only"))),
+                kind => {
+                    return Err(
+                        source.error("type", format!("is {}; the model takes text only", quoted(kind)))
+                    );
+                }
             };
             Ok(titled(block.text("title")?, &text))
         }
         "search_result" => Ok(titled(block.text("title")?, &content_text(block)?)),
-        _ => Err(block.error("type", format!("is {kind:?}; the model takes text only"))),
+        _ => Err(block.error("type", format!("is {}; the model takes text only", quoted(kind)))),
     }
 }
 

@@ -62,7 +62,8 @@ fn fields() -> Value {
         "tools": list(any_of([tool, other_type("custom")])),
         "tool_choice": choice,
         "thinking": thinking,
-        "output_config": request(&[], json!({ "effort": one_of(super::messages::EFFORTS), "format": format }), []),
+        "output_config": request(&[], json!({ "effort": one_of(super::messages::EFFORTS), "format": format.clone() }), []),
+        "output_format": format,
     })
 }
 

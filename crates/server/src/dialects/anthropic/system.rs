@@ -1,6 +1,6 @@
 //! The system prompt: a text, or blocks of text.
 
-use crate::error::ApiError;
+use crate::error::{ApiError, quoted};
 use crate::fields::Fields;
 use serde_json::Value;
 
@@ -29,7 +29,7 @@ pub(super) fn system(fields: &Fields<'_>) -> Result<Option<String>, ApiError> {
 fn block_text(block: &Fields<'_>) -> Result<String, ApiError> {
     match block.required_text("type")? {
         "text" => Ok(block.required_text("text")?.to_owned()),
-        kind => Err(block.error("type", format!("is {kind:?}; a system prompt is made of text"))),
+        kind => Err(block.error("type", format!("is {}; a system prompt is made of text", quoted(kind)))),
     }
 }
 

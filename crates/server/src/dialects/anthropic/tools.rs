@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::constraint::ToolChoice;
 use crate::dialects::format_fields;
-use crate::error::ApiError;
+use crate::error::{ApiError, quoted};
 use crate::fields::Fields;
 
 /// The tools in the format that templates know. Those that Anthropic's own servers run are skipped.
@@ -43,7 +43,7 @@ pub(super) fn choice(fields: &Fields<'_>, tools: &[Value]) -> Result<(ToolChoice
         "tool" => {
             let name = choice.required_text("name")?;
             if !tools.iter().any(|tool| tool.pointer("/function/name") == Some(&json!(name))) {
-                return Err(choice.error("name", format!("is {name:?}, which is none of the tools")));
+                return Err(choice.error("name", format!("is {}, which is none of the tools", quoted(name))));
             }
             ToolChoice::Named(name.to_owned())
         }

@@ -6,7 +6,7 @@ use super::request_fields::MAX_TOP_LOGPROBS;
 use crate::dialects::sampling_fields::{limit_schema, seed_schema};
 use crate::openapi::schema::{
     answer, any_object, any_of, between, count, count_between, flag, integer, list, number, one_of, request,
-    text, texts, token, tool_name,
+    text, texts, token, tool_name, with_field,
 };
 
 fn options() -> Value {
@@ -83,10 +83,14 @@ pub(super) fn chat_request() -> Value {
 
 /// The last object of `/api/chat`.
 pub(super) fn chat() -> Value {
+    let function = answer(json!({ "name": text(), "arguments": any_object() }));
+    let message = answer(json!({ "role": one_of(&["assistant"]), "content": text() }));
+    let message = with_field(message, "thinking", text());
+    let message = with_field(message, "tool_calls", list(answer(json!({ "function": function }))));
     answer(json!({
         "model": text(),
         "created_at": text(),
-        "message": answer(json!({ "role": one_of(&["assistant"]), "content": text() })),
+        "message": message,
         "done": flag(),
         "done_reason": one_of(&["stop", "length", "load", "unload"]),
     }))
@@ -106,13 +110,14 @@ pub(super) fn generate_request() -> Value {
 
 /// The last object of `/api/generate`.
 pub(super) fn generate() -> Value {
-    answer(json!({
+    let whole = answer(json!({
         "model": text(),
         "created_at": text(),
         "response": text(),
         "done": flag(),
         "done_reason": one_of(&["stop", "length", "load", "unload"]),
-    }))
+    }));
+    with_field(whole, "thinking", text())
 }
 
 /// The body of `/api/embed`.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use quadriga_llm::template::{Message, ToolCall};
 use serde_json::{Map, Value, json};
 
-use crate::error::ApiError;
+use crate::error::{ApiError, quoted};
 use crate::fields::Fields;
 use crate::openapi::schema::{any_of, list, one_of, request, text};
 
@@ -78,7 +78,7 @@ fn part_text<'a>(part: &Fields<'a>) -> Result<&'a str, ApiError> {
     match part.required_text("type")? {
         "text" | "input_text" | "output_text" => part.required_text("text"),
         "refusal" => part.required_text("refusal"),
-        kind => Err(part.error("type", format!("is {kind:?}; the model takes text only"))),
+        kind => Err(part.error("type", format!("is {}; the model takes text only", quoted(kind)))),
     }
 }
 

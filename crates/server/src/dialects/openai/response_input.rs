@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::messages;
 use crate::dialects::format_fields;
-use crate::error::ApiError;
+use crate::error::{ApiError, quoted};
 use crate::fields::Fields;
 
 /// The conversation of a request.
@@ -64,7 +64,7 @@ fn add_item(item: &Fields<'_>, all: &mut Vec<Message>) -> Result<(), ApiError> {
         "item_reference" => {
             return Err(item.error("type", "is \"item_reference\"; items are not stored, send them again"));
         }
-        kind => return Err(item.error("type", format!("is {kind:?}, which is not supported"))),
+        kind => return Err(item.error("type", format!("is {}, which is not supported", quoted(kind)))),
     }
     Ok(())
 }

@@ -17,6 +17,11 @@ pub(crate) struct ResponseObject {
     fields: Map<String, Value>,
 }
 
+/// A number as people write it: the shortest that means the same float.
+fn as_written(number: f32) -> Value {
+    number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+}
+
 impl ResponseObject {
     pub(crate) fn new(request: &Fields<'_>, served: &ServedModel, generation: &Generation) -> ResponseObject {
         let given = |name: &str, default: Value| request.value(name).cloned().unwrap_or(default);
@@ -32,12 +37,12 @@ impl ResponseObject {
             "safety_identifier": given("safety_identifier", Value::Null),
             "service_tier": "default",
             "store": false,
-            "temperature": generation.sampling.temperature,
+            "temperature": as_written(generation.sampling.temperature),
             "text": given("text", json!({ "format": { "type": "text" } })),
             "tool_choice": given("tool_choice", json!("auto")),
             "tools": given("tools", json!([])),
             "top_logprobs": generation.logprobs.unwrap_or(0),
-            "top_p": generation.sampling.top_p,
+            "top_p": as_written(generation.sampling.top_p),
             "truncation": "disabled",
             "user": given("user", Value::Null),
             "background": false,

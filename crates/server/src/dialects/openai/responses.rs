@@ -21,6 +21,7 @@ use crate::dialects::{format_fields, sampling_fields, vllm_fields};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{AnswerSection, ChatPrompt, Choice, Generation, Prompt};
+use crate::hooks::check_formats;
 use crate::model::ServedModel;
 use crate::prompt::ends_with_assistant;
 use crate::stream::{self, StreamFormat};
@@ -131,8 +132,11 @@ fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
         "json_object" => Constraint::JsonObject,
         "json_schema" => {
             format.text("name")?;
-            format.flag("strict")?;
-            Constraint::JsonSchema(format.schema("schema")?.ok_or_else(|| format.missing("schema"))?)
+            let schema = format.schema("schema")?.ok_or_else(|| format.missing("schema"))?;
+            if format.flag("strict")? == Some(true) {
+                check_formats(&format.place("schema"), &schema)?;
+            }
+            Constraint::JsonSchema(schema)
         }
         _ => Constraint::None,
     })

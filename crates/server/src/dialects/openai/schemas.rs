@@ -8,7 +8,7 @@ use super::request_fields::{EFFORTS, VERBOSITIES};
 use crate::dialects::{format_fields, prompt_fields, sampling_fields, timings, vllm_fields};
 use crate::openapi::schema::{
     answer, any_object, any_of, count, count_between, filled_list, flag, integer, list, nullable, number,
-    one_of, other_type, request, text, texts, tool_name,
+    one_of, other_type, request, text, texts, tool_name, with_field,
 };
 use crate::prompt::MAX_CHOICES;
 
@@ -97,6 +97,10 @@ pub(super) fn chat() -> Value {
         "content": nullable(&text()),
         "refusal": json!({ "type": "null" }),
     }));
+    let function = answer(json!({ "name": text(), "arguments": text() }));
+    let call = answer(json!({ "id": text(), "type": one_of(&["function"]), "function": function }));
+    let message = with_field(message, "reasoning_content", text());
+    let message = with_field(message, "tool_calls", filled_list(call));
     let choice = json!({
         "index": count(),
         "message": message,
@@ -120,7 +124,13 @@ fn head(object: &str, choice: Value) -> Value {
 }
 
 fn usage() -> Value {
-    answer(json!({ "prompt_tokens": count(), "completion_tokens": count(), "total_tokens": count() }))
+    answer(json!({
+        "prompt_tokens": count(),
+        "completion_tokens": count(),
+        "total_tokens": count(),
+        "prompt_tokens_details": answer(json!({ "cached_tokens": count() })),
+        "completion_tokens_details": answer(json!({ "reasoning_tokens": count() })),
+    }))
 }
 
 /// The body of a completion.
