@@ -201,3 +201,14 @@ def test_an_echo_is_in_the_text_of_the_whole_answer(tiny: quadriga.Model) -> Non
         assert echoed.prompt_logprobs is not None and len(echoed.prompt_logprobs) == echoed.usage.prompt_tokens - 1
         stream = tiny.generate(prompt, echo=True, stream=True, **ask)
         assert "".join(piece.text for piece in stream) == plain.text and stream.completion.text == echoed.text
+
+
+def test_rules_of_vllm_are_options(tiny: quadriga.Model) -> None:
+    options: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 8}
+    plain = tiny.generate([5, 6, 7], **options).tokens
+    stopped = tiny.generate([5, 6, 7], stop_token_ids=[plain[0]], **options)
+    assert stopped.finish_reason == "stop" and len(stopped.tokens) <= 1
+    allowed = [9, 11]
+    assert set(tiny.generate([5, 6, 7], allowed_token_ids=allowed, **options).tokens) <= set(allowed)
+    with pytest.raises(quadriga.InvalidRequest, match="min_tokens"):
+        tiny.generate([5, 6, 7], min_tokens=9, **options)

@@ -48,7 +48,9 @@ _MORE_OPTIONS = frozenset(
     typical_p top_n_sigma xtc_probability xtc_threshold repeat_penalty repeat_last_n presence_penalty frequency_penalty
     dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers logit_bias ignore_eos samplers
     json_schema grammar guided_json guided_regex guided_choice guided_grammar structured_outputs priority cache_prompt
-    parallel_tool_calls reasoning_effort reasoning_budget_tokens chat_template_kwargs continue_final_message echo
+    stop_token_ids min_tokens bad_words allowed_token_ids include_stop_str_in_output skip_special_tokens repetition_penalty
+    truncate_prompt_tokens truncation_side cache_salt parallel_tool_calls reasoning_effort reasoning_budget_tokens
+    chat_template_kwargs continue_final_message echo
     """.split()
 )
 
