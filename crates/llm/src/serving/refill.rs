@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 /// The part of the latest step's time that the next one may wait.
-const SHARE: u32 = 8;
+const SHARE: u32 = 16;
 /// The longest wait.
 const MOST: Duration = Duration::from_millis(1);
 /// How many waits are left out after waits that brought nothing: twice as many each time, up to two to this power.
@@ -86,10 +86,10 @@ mod tests {
         refill.note_step(0, STEP, now);
         assert_eq!(refill.wait(now), None, "nothing ended with the step");
         refill.note_step(3, STEP, now);
-        assert_eq!(refill.wait(now), Some(STEP / SHARE));
+        assert_eq!(refill.wait(now), Some(STEP / 16));
         refill.note_submitted(2);
-        let later = now + STEP / (2 * SHARE);
-        assert_eq!(refill.wait(later), Some(STEP / (2 * SHARE)));
+        let later = now + STEP / 32;
+        assert_eq!(refill.wait(later), Some(STEP / 32));
         refill.note_submitted(1);
         assert_eq!(refill.wait(later), None);
         // Long steps do not wait longer.
