@@ -8,23 +8,22 @@ use quadriga_llm::serving::{Event, Request, Service};
 
 use crate::failure::{Failure, Outcome};
 
-/// Streams greedy answers of so many tokens to prompts, from so many threads. Returns the seconds, and the number of tokens.
+/// Streams greedy answers to prompts, of so many tokens each, from so many threads. Returns the seconds, and the number of tokens.
 pub(crate) fn stream_requests(
     service: &Service,
-    prompts: &[Vec<u32>],
-    tokens: usize,
+    requests: &[(Vec<u32>, usize)],
     threads: usize,
 ) -> Outcome<(f64, usize)> {
     let (next, count) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let one = || -> quadriga_llm::Result<()> {
-        while let Some(prompt) = prompts.get(next.fetch_add(1, Ordering::Relaxed)) {
+        while let Some((prompt, tokens)) = requests.get(next.fetch_add(1, Ordering::Relaxed)) {
             let request = Request {
                 sampling: SamplingOptions {
                     temperature: 0.0,
                     ignore_eos: true,
                     ..SamplingOptions::default()
                 },
-                max_tokens: Some(tokens),
+                max_tokens: Some(*tokens),
                 ..Request::new(prompt.clone())
             };
             for event in service.submit(request)? {

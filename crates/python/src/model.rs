@@ -468,15 +468,15 @@ impl ModelCore {
         Ok(self.with(py, |engines| Ok(model_facts::metadata(&engines.served.model)))?)
     }
 
-    /// Streams greedy answers to prompts from Rust's threads: seconds, and the number of tokens. For bench/python-overhead.
+    /// Streams greedy answers to prompts, of so many tokens each, from Rust's threads: seconds, and the number of tokens. For
+    /// bench/python-overhead.
     fn measure_requests(
         &self,
         py: Python<'_>,
-        prompts: Vec<Vec<u32>>,
-        tokens: usize,
+        requests: Vec<(Vec<u32>, usize)>,
         threads: usize,
     ) -> PyResult<(f64, usize)> {
-        Ok(self.with(py, |engines| stream_requests(engines.served.service()?, &prompts, tokens, threads))?)
+        Ok(self.with(py, |engines| stream_requests(engines.served.service()?, &requests, threads))?)
     }
 
     /// The plan of the largest step as a page, or as a drawing.

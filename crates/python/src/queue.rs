@@ -9,7 +9,7 @@ use quadriga_llm::Error;
 use quadriga_llm::serving::{Event, EventSink};
 
 use crate::notifier::Notifier;
-use crate::turns::Turns;
+use crate::turns::{Turns, Wakes};
 
 /// Events of a request. The engine's thread adds them and never waits for Python.
 pub(crate) struct EventQueue {
@@ -95,18 +95,6 @@ impl EventQueue {
         (event, (turn == Turn::Woken).then(|| TakenTurn(&self.turns)))
     }
 
-    /// Wakes a thread that waits for an event, if there still is one. It takes the turn.
-    pub(crate) fn wake_reader(&self) -> bool {
-        let mut state = self.lock();
-        if state.turn != Turn::Queued {
-            return false;
-        }
-        state.turn = Turn::Woken;
-        drop(state);
-        self.added.notify_one();
-        true
-    }
-
     /// Has `waker` called at the next event, or at the end. Returns false if there is an event already, or none will be read.
     pub(crate) fn wake(&self, waker: Py<PyAny>) -> bool {
         let mut state = self.lock();
@@ -151,7 +139,7 @@ impl EventQueue {
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         if wakes_reader {
-            self.turns.add(self);
+            self.turns.add(Arc::<Self>::clone(self));
         }
         for waker in wakers {
             notifier.call(waker);
@@ -163,6 +151,19 @@ impl EventQueue {
     pub(crate) fn sink(self: &Arc<Self>, notifier: Notifier) -> EventSink {
         let mut sender = EventSender { queue: Arc::clone(self), notifier, ended: false };
         Box::new(move |event| sender.send(event))
+    }
+}
+
+impl Wakes for EventQueue {
+    fn wake_reader(&self) -> bool {
+        let mut state = self.lock();
+        if state.turn != Turn::Queued {
+            return false;
+        }
+        state.turn = Turn::Woken;
+        drop(state);
+        self.added.notify_one();
+        true
     }
 }
 

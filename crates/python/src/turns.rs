@@ -7,7 +7,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::queue::EventQueue;
+/// What a thread waits at.
+pub(crate) trait Wakes: Send + Sync {
+    /// Wakes a thread that waits, if there still is one. It takes the turn.
+    fn wake_reader(&self) -> bool;
+}
 
 /// Queues whose readers are to be woken, in the order of their events.
 #[derive(Default)]
@@ -17,7 +21,7 @@ pub(crate) struct Turns {
 
 #[derive(Default)]
 struct TurnsState {
-    waiting: VecDeque<Arc<EventQueue>>,
+    waiting: VecDeque<Arc<dyn Wakes>>,
     /// A reader was woken that has not passed the turn on. If nobody was, nobody waits.
     is_taken: bool,
 }
@@ -28,9 +32,9 @@ impl Turns {
     }
 
     /// A reader of the queue is to be woken: now, or when those before it have had their turns.
-    pub(crate) fn add(&self, queue: &Arc<EventQueue>) {
+    pub(crate) fn add(&self, queue: Arc<dyn Wakes>) {
         let mut state = self.lock();
-        state.waiting.push_back(Arc::clone(queue));
+        state.waiting.push_back(queue);
         if !state.is_taken {
             Self::wake_next(&mut state);
         }
