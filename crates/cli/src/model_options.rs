@@ -299,7 +299,8 @@ impl ModelOptions {
             Some(path) => Ok(path.clone()),
             None => {
                 let ctrl_c = interrupt::catch();
-                let fetched = fetch::default_model(self.cache_dir.as_deref(), self.quiet, ctrl_c.flag());
+                let cache = self.cache_dir.as_deref();
+                let fetched = fetch::default_model(cache, self.offline, self.quiet, ctrl_c.flag());
                 match fetched {
                     // A terminal sends Ctrl-C to pip as well, which may be the first to fail.
                     Err(_) if ctrl_c.is_pressed() => Err(Failure::Interrupted),

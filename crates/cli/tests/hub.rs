@@ -99,6 +99,11 @@ fn a_model_is_pulled_listed_run_shown_and_removed() {
     assert_eq!(hub.run(&["list"]).success().out, "");
     hub.run(&["rm", "org/tiny-GGUF:Q4_0"]).failed(1, &["no model org/tiny-GGUF:Q4_0"]);
     hub.run(&["run", "-hf", "org/tiny-GGUF", "--offline", "hi"]).failed(1, &["not in the cache", "offline"]);
+    // Neither is the default model downloaded then.
+    let wanted = ["not in the cache", "nothing may be downloaded"];
+    hub.run(&["run", "--offline", "hi"]).failed(1, &wanted);
+    hub.run(&["pull", "--offline", "default"]).failed(1, &wanted);
+    output(hub.command(&["inspect", "default"]).env("HF_HUB_OFFLINE", "1")).failed(1, &wanted);
 }
 
 #[test]

@@ -3,9 +3,10 @@
 
 use std::sync::{Arc, Mutex};
 
+use crate::common::recorded_rank::RecordedRank;
 use crate::common::serving::{Answers, Spec, alone, answer, batcher, options, recipe, specs, stream_through};
 use crate::common::{Recipe, cpu, distance, engine, engine_on};
-use quadriga_cluster::{ClusterError, Communicator, InProcess, Limits, Operation, in_process};
+use quadriga_cluster::{Communicator, InProcess, Limits, Operation, in_process};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::sampling::SamplingOptions;
@@ -62,49 +63,6 @@ fn as_it_is(rank: InProcess) -> Arc<dyn Communicator> {
     Arc::new(rank)
 }
 
-/// A rank that notes what it sends and receives.
-#[derive(Debug)]
-struct Recorded {
-    rank: InProcess,
-    log: Arc<Mutex<Vec<&'static str>>>,
-}
-
-impl Communicator for Recorded {
-    fn rank(&self) -> usize {
-        self.rank.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.rank.size()
-    }
-
-    fn overlapped(&self, operation: Operation<'_>, work: &mut dyn FnMut()) -> Result<(), ClusterError> {
-        // Activations are the only messages of this tag.
-        match operation {
-            Operation::Send { tag: 1, .. } => self.log.lock().unwrap().push("send"),
-            Operation::Receive { .. } => self.log.lock().unwrap().push("receive"),
-            _ => {}
-        }
-        self.rank.overlapped(operation, work)
-    }
-
-    fn fail(&self, message: &str) {
-        self.rank.fail(message);
-    }
-
-    fn failure(&self) -> Option<ClusterError> {
-        self.rank.failure()
-    }
-
-    fn host(&self, rank: usize) -> &str {
-        self.rank.host(rank)
-    }
-
-    fn split(&self, group: u32) -> Result<Arc<dyn Communicator>, ClusterError> {
-        self.rank.split(group)
-    }
-}
-
 /// The most steps that the first rank had passed on and not waited for, and what it did.
 fn most_in_flight(log: &[&str]) -> usize {
     let (mut now, mut most) = (0usize, 0);
@@ -126,7 +84,16 @@ fn the_first_stage_goes_on_while_others_compute() {
     {
         for stages in [2, 3] {
             let log = Arc::new(Mutex::new(Vec::new()));
-            let recorded = |rank| Arc::new(Recorded { rank, log: Arc::clone(&log) }) as Arc<dyn Communicator>;
+            let recorded = |rank| {
+                let log = Arc::clone(&log);
+                // Activations are the only messages of this tag.
+                let note = move |operation: &Operation<'_>| match operation {
+                    Operation::Send { tag: 1, .. } => log.lock().unwrap().push("send"),
+                    Operation::Receive { .. } => log.lock().unwrap().push("receive"),
+                    _ => {}
+                };
+                Arc::new(RecordedRank { rank, note }) as Arc<dyn Communicator>
+            };
             let requests: Vec<Request> = requests
                 .iter()
                 .map(|request| Request {

@@ -4,11 +4,12 @@
 use std::sync::{Arc, Mutex};
 
 use crate::common::every_architecture::{SmallModel, small_models};
+use crate::common::recorded_rank::RecordedRank;
 use crate::common::serving::{CONTEXT, Spec, alone, answer, batcher, options as serving_options, specs};
 use crate::common::serving::{recipe, stream_through};
 use crate::common::{Recipe, cpu, distance, engine_on, logits_of};
 use crate::ranks::{SAME, f32_options, on_ranks};
-use quadriga_cluster::{ClusterError, Communicator, InProcess, Limits, Operation, in_process};
+use quadriga_cluster::{Communicator, InProcess, Limits, Operation, in_process};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::sampling::SamplingOptions;
@@ -247,51 +248,6 @@ fn long_prompts_on_a_pipeline_wait_for_pages_of_their_windows() {
     }
 }
 
-/// A rank that notes what it sends and receives of steps.
-#[derive(Debug)]
-struct Recorded {
-    rank: InProcess,
-    in_flight: Arc<Mutex<[usize; 2]>>,
-}
-
-impl Communicator for Recorded {
-    fn rank(&self) -> usize {
-        self.rank.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.rank.size()
-    }
-
-    fn overlapped(&self, operation: Operation<'_>, work: &mut dyn FnMut()) -> Result<(), ClusterError> {
-        let [now, most] = &mut *self.in_flight.lock().unwrap();
-        match operation {
-            // Activations are the only messages of this tag; of the argmax, there is one for each step.
-            Operation::Send { tag: 1, .. } => *now += 1,
-            Operation::Receive { tag: 3 | 4 | 6, .. } => *now -= 1,
-            _ => {}
-        }
-        *most = (*now).max(*most);
-        self.rank.overlapped(operation, work)
-    }
-
-    fn fail(&self, message: &str) {
-        self.rank.fail(message);
-    }
-
-    fn failure(&self) -> Option<ClusterError> {
-        self.rank.failure()
-    }
-
-    fn host(&self, rank: usize) -> &str {
-        self.rank.host(rank)
-    }
-
-    fn split(&self, group: u32) -> Result<Arc<dyn Communicator>, ClusterError> {
-        self.rank.split(group)
-    }
-}
-
 #[test]
 fn stages_of_recurrent_models_compute_different_requests_at_once() {
     let (_, model) = serving_models().swap_remove(2);
@@ -303,7 +259,18 @@ fn stages_of_recurrent_models_compute_different_requests_at_once() {
     let [first, second]: [InProcess; 2] = in_process(2, Limits::default()).try_into().unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| of(Arc::new(second)).follow_ranks().unwrap());
-        let mut batcher = of(Arc::new(Recorded { rank: first, in_flight: Arc::clone(&in_flight) }));
+        let counts = Arc::clone(&in_flight);
+        let note = move |operation: &Operation<'_>| {
+            let [now, most] = &mut *counts.lock().unwrap();
+            match operation {
+                // Activations are the only messages of this tag; of the argmax, there is one for each step.
+                Operation::Send { tag: 1, .. } => *now += 1,
+                Operation::Receive { tag: 3 | 4 | 6, .. } => *now -= 1,
+                _ => {}
+            }
+            *most = (*now).max(*most);
+        };
+        let mut batcher = of(Arc::new(RecordedRank { rank: first, note }));
         for i in 0..4 {
             let prompt = vec![i + 1; 9];
             batcher.submit(Request { max_tokens: Some(12), ..Request::new(prompt) }).unwrap();

@@ -16,7 +16,7 @@ use quadriga_llm::{EmbedderOptions, EngineOptions, GeneratorOptions, Model};
 use quadriga_models::hub::{Hub, HubError, HubSettings, ModelCache, RepositoryName, choices};
 use quadriga_models::lora;
 use quadriga_runtime::{Backend, DeviceKind};
-use quadriga_server::ServedModel;
+use quadriga_server::{MemoryDemand, MemoryShortage, ServedModel, memory_shortages};
 
 use crate::failure::{Failure, Outcome};
 use crate::interpreter::attached;
@@ -133,7 +133,7 @@ impl LoadOptions {
         };
         let options = options.for_model(&model)?;
         let (placed, engine) = placement.plan_with_context(&model, &devices, &options.engine)?;
-        check_memory(&placed, &devices)?;
+        self.check_memory(&placed, &devices)?;
         let options = BatcherOptions { engine: engine.clone(), ..options };
         let mut batcher = Batcher::new(model, &placed.scheduler, options, &mut |_| {})?;
         if let Some(path) = &self.paths.draft {
@@ -143,6 +143,24 @@ impl LoadOptions {
         }
         let served = ServedModel::start(name, batcher, GeneratorOptions::default(), None)?;
         Ok(LoadedModel { served, parts: LoadedParts { placed, engine, devices: devices.names() } })
+    }
+
+    /// An error if a device has less free memory than the plan needs: the system gives memory when it is first written, and would end
+    /// the process in the middle of an answer. A KV cache of a size that nobody chose is not counted.
+    fn check_memory(&self, placed: &PlacedModel, devices: &Devices) -> Outcome {
+        let is_chosen = self.n_ctx != 0 || self.kv_tokens.is_some();
+        let demand = if is_chosen { MemoryDemand::Whole } else { MemoryDemand::WithoutStates };
+        match memory_shortages(&placed.forecast, devices.backends(), demand).first() {
+            None => Ok(()),
+            Some(MemoryShortage { backend, needed, available }) => Err(Failure::new(
+                "OutOfMemory",
+                format!(
+                    "{backend}: the model needs {} MiB, but only {} MiB are free; a smaller n_ctx, n_parallel or kv_tokens needs less",
+                    needed.div_ceil(1 << 20),
+                    available >> 20
+                ),
+            )),
+        }
     }
 
     fn encoder(
@@ -325,26 +343,6 @@ impl LoadOptions {
             backend.device().free_bytes.is_none_or(|free| bytes.total() + bytes.mapped <= free)
         }))
     }
-}
-
-/// An error if a device has less free memory than the plan needs: the system gives memory when it is first written, and would end
-/// the process in the middle of an answer.
-fn check_memory(placed: &PlacedModel, devices: &Devices) -> Outcome {
-    for (bytes, backend) in placed.forecast.bytes().iter().zip(devices.backends()) {
-        let needed = bytes.total();
-        if let Some(free) = backend.device().free_bytes.filter(|free| needed > *free) {
-            let (name, mib) = (backend.name(), |bytes: u64| bytes.div_ceil(1 << 20));
-            return Err(Failure::new(
-                "OutOfMemory",
-                format!(
-                    "{name}: the model needs {} MiB, but only {} MiB are free; a smaller n_ctx, n_parallel or kv_tokens needs less",
-                    mib(needed),
-                    mib(free)
-                ),
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// Warns as Python does: a program may turn warnings into exceptions, or hide them.

@@ -37,6 +37,7 @@ pub mod fields;
 mod generate;
 pub mod generation;
 mod hooks;
+mod memory_fit;
 mod memory_keeper;
 pub mod model;
 mod model_loader;
@@ -55,6 +56,7 @@ mod status;
 pub mod stream;
 
 pub use app::{App, Interface};
+pub use memory_fit::{MemoryDemand, MemoryShortage, memory_shortages};
 pub use model::{PlanPictures, ServedModel};
 pub use model_loader::{LoadError, ModelEntry, ModelLoader, check_capacity, check_memory};
 pub use operation::auth::Keys;

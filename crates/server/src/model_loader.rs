@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use quadriga_runtime::{Backend, Plan};
 
+use crate::memory_fit::{MemoryDemand, MemoryShortage, memory_shortages};
 use crate::model::ServedModel;
 
 /// A model that can be loaded.
@@ -63,17 +64,14 @@ fn mib(bytes: u64) -> u64 {
 /// # Errors
 /// Which backend has too little, and how much it has.
 pub fn check_memory(forecast: &Plan, backends: &[Arc<dyn Backend>]) -> Result<(), String> {
-    for (bytes, backend) in forecast.bytes().iter().zip(backends) {
-        if let Some(free) = backend.device().free_bytes.filter(|free| bytes.total() > *free) {
-            return Err(format!(
-                "it needs {} MiB on {}, of which {} MiB are free; unload another model, or use a smaller context (-c) or KV cache (--kv-tokens)",
-                mib(bytes.total()),
-                backend.name(),
-                free >> 20
-            ));
-        }
+    match memory_shortages(forecast, backends, MemoryDemand::Whole).first() {
+        None => Ok(()),
+        Some(MemoryShortage { backend, needed, available }) => Err(format!(
+            "it needs {} MiB on {backend}, of which {} MiB are free; unload another model, or use a smaller context (-c) or KV cache (--kv-tokens)",
+            mib(*needed),
+            available >> 20
+        )),
     }
-    Ok(())
 }
 
 /// Whether every backend has the memory that a plan needs of it if nothing else was loaded.
@@ -81,15 +79,12 @@ pub fn check_memory(forecast: &Plan, backends: &[Arc<dyn Backend>]) -> Result<()
 /// # Errors
 /// Which backend has too little, and how much it has.
 pub fn check_capacity(forecast: &Plan, backends: &[Arc<dyn Backend>]) -> Result<(), String> {
-    for (bytes, backend) in forecast.bytes().iter().zip(backends) {
-        if let Some(all) = backend.device().total_bytes.filter(|all| bytes.total() > *all) {
-            return Err(format!(
-                "it needs {} MiB on {}, which has {} MiB; use a smaller context (-c) or KV cache (--kv-tokens)",
-                mib(bytes.total()),
-                backend.name(),
-                all >> 20
-            ));
-        }
+    match memory_shortages(forecast, backends, MemoryDemand::Alone).first() {
+        None => Ok(()),
+        Some(MemoryShortage { backend, needed, available }) => Err(format!(
+            "it needs {} MiB on {backend}, which has {} MiB; use a smaller context (-c) or KV cache (--kv-tokens)",
+            mib(*needed),
+            available >> 20
+        )),
     }
-    Ok(())
 }

@@ -82,7 +82,7 @@ pub(crate) fn pull(arguments: &PullArgs) -> Outcome {
             )));
         }
         let ctrl_c = interrupt::catch();
-        fetch::default_model(access.cache, arguments.quiet, ctrl_c.flag())?
+        fetch::default_model(access.cache, access.offline, arguments.quiet, ctrl_c.flag())?
     } else {
         let mut name: RepositoryName = arguments.name.parse()?;
         if let Some(revision) = &arguments.revision {

@@ -5,6 +5,7 @@ pub mod every_architecture;
 pub mod experts;
 pub mod judge;
 pub mod latent;
+pub mod recorded_rank;
 pub mod recurrent;
 pub mod reference;
 pub mod serving;

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use quadriga_runtime::{Backend, DeviceKind, Plan};
+use quadriga_runtime::{Backend, Plan};
+use quadriga_server::{MemoryDemand, MemoryShortage, memory_shortages};
 
 use crate::size;
 
@@ -11,31 +12,16 @@ use crate::size;
 /// # Errors
 /// Which device has too little memory, and the options that need less.
 pub(super) fn check_fit(plan: &Plan, backends: &[Arc<dyn Backend>], chosen: bool) -> Result<(), String> {
-    for (bytes, backend) in plan.bytes().iter().zip(backends) {
-        let device = backend.device();
-        let Some(free) = device.free_bytes else { continue };
-        // What nobody chose may use the swap space.
-        let swap = if chosen || device.kind != DeviceKind::Cpu { 0 } else { free_swap() };
-        let needed = if chosen { bytes.total() } else { bytes.total().saturating_sub(bytes.state) };
-        if needed > free.saturating_add(swap) {
-            return Err(format!(
-                "the model does not fit: {} needs {}, but only {} are free; a smaller KV cache (--kv-tokens) or context (-c), or fewer \
-                 requests at once (--parallel) need less",
-                backend.name(),
-                size::text(needed),
-                size::text(free)
-            ));
-        }
+    let demand = if chosen { MemoryDemand::Whole } else { MemoryDemand::WithoutStates };
+    match memory_shortages(plan, backends, demand).first() {
+        None => Ok(()),
+        Some(MemoryShortage { backend, needed, available }) => Err(format!(
+            "the model does not fit: {backend} needs {}, but only {} are free; a smaller KV cache (--kv-tokens) or context (-c), or fewer \
+             requests at once (--parallel) need less",
+            size::text(*needed),
+            size::text(*available)
+        )),
     }
-    Ok(())
-}
-
-/// Free bytes of the swap space, as far as the system tells.
-fn free_swap() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("SwapFree:"));
-    let kibibytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kibibytes.unwrap_or(0).saturating_mul(1024)
 }
 
 /// Gives memory back to the system that nothing uses. The allocator of glibc keeps what lies between blocks in use: after a time with

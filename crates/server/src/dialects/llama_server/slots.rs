@@ -19,7 +19,7 @@ pub(super) async fn slots(
     Query(query): Query<BTreeMap<String, String>>,
 ) -> Result<Json<Value>, ApiError> {
     if !app.interface().slots {
-        return Err(ApiError::new(ErrorKind::Unsupported, "/slots is turned off (--no-slots)"));
+        return Err(ApiError::new(ErrorKind::Unsupported, "/slots is disabled (--no-slots)"));
     }
     let named = query.get("model").map(|name| app.models().describe(Some(name))).transpose()?;
     let is_asked = |served: &&Arc<ServedModel>| named.as_ref().is_none_or(|named| named.name == served.name);
