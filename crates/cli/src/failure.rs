@@ -25,6 +25,12 @@ pub(crate) enum Failure {
     Followed,
 }
 
+/// The exit code of [`Failure::Usage`].
+pub(crate) const USAGE: u8 = 2;
+
+/// The exit code of [`Failure::Lost`].
+pub(crate) const LOST: u8 = 75;
+
 /// The result of a command.
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
@@ -48,8 +54,8 @@ impl Failure {
     pub(crate) fn report(self) -> u8 {
         let (text, code) = match self {
             Failure::Message(text) => (text, 1),
-            Failure::Usage(text) => (text, 2),
-            Failure::Lost(text) => (text, 75),
+            Failure::Usage(text) => (text, USAGE),
+            Failure::Lost(text) => (text, LOST),
             Failure::Interrupted => return crate::interrupt::exit_code(),
             Failure::ClosedOutput | Failure::Followed => return 0,
         };

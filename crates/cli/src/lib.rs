@@ -59,6 +59,7 @@ use crate::commands::{
     perplexity, plan, pull, quantize, run, serve, split, synth,
 };
 use crate::failure::Outcome;
+use crate::model_options::ModelOptions;
 
 /// Run language models on several processors at once.
 #[derive(Parser)]
@@ -129,17 +130,17 @@ enum Command {
 }
 
 impl Command {
-    /// Whether several ranks can run the command together, and how many seconds a rank may be silent.
-    fn ranks(&self) -> (bool, Option<u64>) {
+    /// The options of a command that several ranks can run together.
+    fn of_ranks(&self) -> Option<&ModelOptions> {
         match self {
-            Command::Run(arguments) => (true, arguments.model.rank_timeout),
-            Command::Chat(arguments) => (true, arguments.model.rank_timeout),
-            Command::Bench(arguments) => (arguments.has_one_engine(), arguments.model.rank_timeout),
-            Command::Eval(arguments) => (true, arguments.model.rank_timeout),
-            Command::Serve(arguments) => (true, arguments.model.rank_timeout),
-            Command::Batch(arguments) => (true, arguments.model.rank_timeout),
-            Command::Embed(arguments) => (true, arguments.model.rank_timeout),
-            _ => (false, None),
+            Command::Run(arguments) => Some(&arguments.model),
+            Command::Chat(arguments) => Some(&arguments.model),
+            Command::Bench(arguments) => Some(&arguments.model).filter(|_| arguments.has_one_engine()),
+            Command::Eval(arguments) => Some(&arguments.model),
+            Command::Serve(arguments) => Some(&arguments.model),
+            Command::Batch(arguments) => Some(&arguments.model),
+            Command::Embed(arguments) => Some(&arguments.model),
+            _ => None,
         }
     }
 
@@ -192,7 +193,9 @@ pub fn main_with_args(line: impl IntoIterator<Item = OsString>) -> u8 {
                 // The advice to put an unknown option behind `--`, where it would be part of the prompt.
                 error.remove(ContextKind::Suggested);
                 // Help and version go to standard output; where that is closed, nobody reads them.
-                let _ = error.print();
+                if !ranks::was_launched_after_the_first() {
+                    let _ = error.print();
+                }
                 return Ok(u8::try_from(error.exit_code()).unwrap_or(2));
             }
         };
@@ -201,9 +204,8 @@ pub fn main_with_args(line: impl IntoIterator<Item = OsString>) -> u8 {
         if !arguments.command.is_quiet() {
             kernel_progress::install();
         }
-        let (able, silence) = arguments.command.ranks();
-        ranks::start(able, silence)?;
-        execute(&arguments.command).map(|()| 0)
+        ranks::start(arguments.command.of_ranks())?;
+        ranks::guarded(|| execute(&arguments.command)).map(|()| 0)
     });
     ranks::end(outcome)
 }

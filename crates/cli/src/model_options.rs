@@ -61,6 +61,9 @@ pub(crate) struct ModelOptions {
     /// Seconds without a heartbeat after which a rank is lost [default: 10]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3600), help_heading = DEVICE)]
     pub(crate) rank_timeout: Option<u64>,
+    /// Seconds that ranks wait in one step for one that sends heartbeats and does not take part; 0 waits for ever [default: 300]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=86_400), help_heading = DEVICE)]
+    pub(crate) rank_step_timeout: Option<u64>,
     /// Maximum number of tokens per batch [default: 512, or up to 4096 where weights are streamed to the GPU]
     #[arg(
         short,
@@ -173,6 +176,7 @@ impl ModelOptions {
             numa: None,
             parallelism: Parallelism::AUTO,
             rank_timeout: None,
+            rank_step_timeout: None,
             batch: None,
             placement: PlacementOptions::new(if device == "cpu" {
                 GpuLayers::Count(0)

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
+#[path = "mpi/faults.rs"]
+mod faults;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

@@ -12,16 +12,21 @@ use crate::operation::{Operation, Reduction};
 pub struct Limits {
     /// A rank without a heartbeat for so long is lost. Heartbeats are sent eight times as often.
     pub silence: Duration,
-    /// An operation that takes longer has failed, although all ranks are alive; `None` waits as long as they are.
+    /// An operation that takes longer has failed, although all ranks are alive: one of them hangs, and its heartbeats go on. `None`
+    /// waits as long as they do. It does not hold for [`Communicator::run_patiently`].
     pub operation: Option<Duration>,
     /// How long ranks wait for each other at the start.
     pub start: Duration,
 }
 
 impl Default for Limits {
-    /// 10 s of silence, any time for an operation, two minutes to start.
+    /// 10 s of silence, five minutes for an operation, two to start.
     fn default() -> Limits {
-        Limits { silence: Duration::from_secs(10), operation: None, start: Duration::from_secs(120) }
+        Limits {
+            silence: Duration::from_secs(10),
+            operation: Some(Duration::from_secs(300)),
+            start: Duration::from_secs(120),
+        }
     }
 }
 
@@ -66,6 +71,13 @@ pub trait Communicator: Send + Sync + Debug {
     fn run(&self, operation: Operation<'_>) -> Result<(), ClusterError> {
         self.overlapped(operation, &mut || {})
     }
+
+    /// Runs an operation that other ranks may begin at any later time, such as the next command of one that waits for its user, or the
+    /// first after each has loaded its part: only lost and failed ranks end it, and not [`Limits::operation`].
+    ///
+    /// # Errors
+    /// As [`Communicator::overlapped`], but for ranks that are late.
+    fn run_patiently(&self, operation: Operation<'_>) -> Result<(), ClusterError>;
 
     /// Replaces each value by its sum over all ranks, the same bits on each.
     ///

@@ -138,22 +138,11 @@ impl Communicator for InProcess {
     }
 
     fn overlapped(&self, operation: Operation<'_>, work: &mut dyn FnMut()) -> Result<(), ClusterError> {
-        operation.check(self.rank, self.size)?;
-        let started = Instant::now();
-        let name = operation.name();
-        let number = self.start(&operation)?;
-        work();
-        match operation {
-            Operation::Send { .. } => Ok(()),
-            Operation::Receive { bytes, from, tag } => self.receive(bytes, from, tag, started),
-            collective => {
-                let mut state = lock(&self.hub.state);
-                while !self.complete(&mut state, number)? {
-                    state = self.wait(state, started, name, number)?;
-                }
-                self.take(&mut state, number, collective)
-            }
-        }
+        self.execute(operation, work, self.hub.limits.operation)
+    }
+
+    fn run_patiently(&self, operation: Operation<'_>) -> Result<(), ClusterError> {
+        self.execute(operation, &mut || {}, None)
     }
 
     fn fail(&self, message: &str) {
@@ -201,7 +190,38 @@ impl Communicator for InProcess {
     }
 }
 
+/// How long an operation has been waited for, and may be.
+#[derive(Clone, Copy)]
+struct Patience {
+    started: Instant,
+    limit: Option<Duration>,
+}
+
 impl InProcess {
+    fn execute(
+        &self,
+        operation: Operation<'_>,
+        work: &mut dyn FnMut(),
+        limit: Option<Duration>,
+    ) -> Result<(), ClusterError> {
+        operation.check(self.rank, self.size)?;
+        let patience = Patience { started: Instant::now(), limit };
+        let name = operation.name();
+        let number = self.start(&operation)?;
+        work();
+        match operation {
+            Operation::Send { .. } => Ok(()),
+            Operation::Receive { bytes, from, tag } => self.receive(bytes, from, tag, patience),
+            collective => {
+                let mut state = lock(&self.hub.state);
+                while !self.complete(&mut state, number)? {
+                    state = self.wait(state, patience, name, number)?;
+                }
+                self.take(&mut state, number, collective)
+            }
+        }
+    }
+
     /// Brings this rank's values to the next round, or sends a message. Returns the number of the round.
     fn start(&self, operation: &Operation<'_>) -> Result<u64, ClusterError> {
         let mut state = lock(&self.hub.state);
@@ -321,7 +341,13 @@ impl InProcess {
         Ok(())
     }
 
-    fn receive(&self, into: &mut [u8], from: usize, tag: u16, started: Instant) -> Result<(), ClusterError> {
+    fn receive(
+        &self,
+        into: &mut [u8],
+        from: usize,
+        tag: u16,
+        patience: Patience,
+    ) -> Result<(), ClusterError> {
         let mut state = lock(&self.hub.state);
         loop {
             let found = |message: &Message| (message.from, message.to, message.tag) == (from, self.rank, tag);
@@ -343,7 +369,7 @@ impl InProcess {
             if let Some(error) = state.group(self.group)?.gone(from) {
                 return Err(state.failure.insert(error).clone());
             }
-            state = self.wait(state, started, "receive", u64::MAX)?;
+            state = self.wait(state, patience, "receive", u64::MAX)?;
         }
     }
 
@@ -351,11 +377,11 @@ impl InProcess {
     fn wait<'a>(
         &self,
         mut state: MutexGuard<'a, State>,
-        started: Instant,
+        Patience { started, limit }: Patience,
         operation: &'static str,
         number: u64,
     ) -> Result<MutexGuard<'a, State>, ClusterError> {
-        let limit = self.hub.limits.operation.unwrap_or(Duration::MAX);
+        let limit = limit.unwrap_or(Duration::MAX);
         let left = limit.saturating_sub(started.elapsed());
         if left.is_zero() {
             let group = state.group(self.group)?;

@@ -49,7 +49,7 @@ pub use self::collectives::Collectives;
 pub use self::communicator::{Communicator, Limits};
 pub use self::error::ClusterError;
 pub use self::in_process::{InProcess, in_process};
-pub use self::launcher::{Launch, has_launcher, launched};
+pub use self::launcher::{Launch, has_launcher, launched, launched_rank, unconnected_tasks};
 #[cfg(unix)]
 pub use self::mpi::{Mpi, MpiOptions};
 pub use self::operation::{Operation, Reduction};

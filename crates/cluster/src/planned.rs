@@ -36,6 +36,10 @@ impl Communicator for Planned {
         Err(ClusterError::Invalid { operation: operation.name(), reason })
     }
 
+    fn run_patiently(&self, operation: Operation<'_>) -> Result<(), ClusterError> {
+        self.run(operation)
+    }
+
     fn fail(&self, _message: &str) {}
 
     fn failure(&self) -> Option<ClusterError> {

@@ -219,8 +219,8 @@ impl Engine {
         engine.neuron_slots = NeuronSlots::new(&engine.model, &mut engine.session, counts.as_deref())?;
         if let Some(ranks) = engine.model.ranks() {
             ranks.claim()?;
-            // All have loaded their weights before the first computes.
-            ranks.communicator().barrier()?;
+            // All have loaded their weights before the first computes; some take longer.
+            ranks.meet()?;
             engine.leader = ranks.leads().then(|| Leader::new(ranks));
         }
         Ok(engine)

@@ -141,23 +141,31 @@ impl Model {
 
     /// The identity of the file alone.
     fn file_identity(&self) -> [u8; 32] {
-        *self.inner.identity.get_or_init(|| {
-            let mut hash = Sha256::new();
-            hash.update(format!("{:?}", self.inner.hyper));
-            for tensor in self.inner.file.tensors() {
-                let (name, dtype, dims) =
-                    (tensor.name(), tensor.dtype().id(), tensor.shape().dims().to_vec());
-                hash.update(format!("{name:?} {dtype} {dims:?} "));
-                let bytes = tensor.bytes();
-                let last = bytes.len().saturating_sub(IDENTITY_BYTES);
-                let inner = IDENTITY_PLACES - 1;
-                for start in (0..inner).map(|place| last / inner * place).chain([last]) {
-                    let end = bytes.len().min(start + IDENTITY_BYTES);
-                    hash.update(bytes.get(start..end).unwrap_or_default());
-                }
+        *self.inner.identity.get_or_init(|| self.hash_samples(IDENTITY_PLACES))
+    }
+
+    /// A hash of few bytes of the file, by which ranks notice that they have different ones: each reads little of what it does not
+    /// compute.
+    pub(crate) fn quick_identity(&self) -> [u8; 32] {
+        self.hash_samples(2)
+    }
+
+    /// A hash of hyperparameters and tensors, with samples at so many places of each.
+    fn hash_samples(&self, places: usize) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        hash.update(format!("{:?}", self.inner.hyper));
+        for tensor in self.inner.file.tensors() {
+            let (name, dtype, dims) = (tensor.name(), tensor.dtype().id(), tensor.shape().dims().to_vec());
+            hash.update(format!("{name:?} {dtype} {dims:?} "));
+            let bytes = tensor.bytes();
+            let last = bytes.len().saturating_sub(IDENTITY_BYTES);
+            let inner = places - 1;
+            for start in (0..inner).map(|place| last / inner * place).chain([last]) {
+                let end = bytes.len().min(start + IDENTITY_BYTES);
+                hash.update(bytes.get(start..end).unwrap_or_default());
             }
-            hash.finalize().into()
-        })
+        }
+        hash.finalize().into()
     }
 
     /// The tokenizer; an error if the file has no vocabulary.

@@ -14,9 +14,10 @@ use std::fmt;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use self::library::{Interface, load};
-use self::progress::{Command, Division, Link, Mail, Progress};
+use self::progress::{Asked, Command, Division, Link, Mail, Progress};
 use self::request::{Done, RawOperation};
 use self::setup::{Facts, set_up};
 use crate::communicator::{Communicator, Limits};
@@ -184,10 +185,52 @@ impl Mpi {
             }
             (_, operation) => {
                 let raw = RawOperation::new(operation)?;
-                self.link.push(Command::Run(raw, self.facts.communicator, Arc::default()));
+                // A message may wait for as long as its receiver computes something else.
+                let asked = Asked { operation: raw, communicator: self.facts.communicator, limit: None };
+                self.link.push(Command::Run(asked, Arc::default()));
             }
         }
         Ok(())
+    }
+
+    fn execute(
+        &self,
+        operation: Operation<'_>,
+        work: &mut dyn FnMut(),
+        limit: Option<Duration>,
+    ) -> Result<(), ClusterError> {
+        operation.check(self.rank(), self.size())?;
+        let mut cursor = lock(&self.order);
+        self.link.failure.check()?;
+        if self.size() == 1 {
+            work();
+            operation.alone();
+            return Ok(());
+        }
+        if matches!(operation, Operation::Send { .. }) {
+            self.send(operation)?;
+            work();
+            return Ok(());
+        }
+        match &self.facts.segment {
+            Some(segment) => {
+                segment.start(&operation, &mut cursor);
+                work();
+                let patience = Patience { failure: &self.link.failure, limit };
+                self.remember(segment.finish(operation, &mut cursor, &patience))
+            }
+            None => {
+                let raw = RawOperation::new(operation)?;
+                let done = Arc::new(Done::default());
+                let asked = Asked { operation: raw, communicator: self.facts.communicator, limit };
+                self.link.push(Command::Run(asked, Arc::clone(&done)));
+                // The memory is borrowed by this call: it must not end before the operation, not even by a panic.
+                let waits = WaitOnDrop(&done);
+                work();
+                drop(waits);
+                self.remember(done.wait())
+            }
+        }
     }
 
     fn remember(&self, result: Result<(), ClusterError>) -> Result<(), ClusterError> {
@@ -224,37 +267,11 @@ impl Communicator for Mpi {
     }
 
     fn overlapped(&self, operation: Operation<'_>, work: &mut dyn FnMut()) -> Result<(), ClusterError> {
-        operation.check(self.rank(), self.size())?;
-        let mut cursor = lock(&self.order);
-        self.link.failure.check()?;
-        if self.size() == 1 {
-            work();
-            operation.alone();
-            return Ok(());
-        }
-        if matches!(operation, Operation::Send { .. }) {
-            self.send(operation)?;
-            work();
-            return Ok(());
-        }
-        match &self.facts.segment {
-            Some(segment) => {
-                segment.start(&operation, &mut cursor);
-                work();
-                let patience = Patience { failure: &self.link.failure, limit: self.limits.operation };
-                self.remember(segment.finish(operation, &mut cursor, &patience))
-            }
-            None => {
-                let raw = RawOperation::new(operation)?;
-                let done = Arc::new(Done::default());
-                self.link.push(Command::Run(raw, self.facts.communicator, Arc::clone(&done)));
-                // The memory is borrowed by this call: it must not end before the operation, not even by a panic.
-                let waits = WaitOnDrop(&done);
-                work();
-                drop(waits);
-                self.remember(done.wait())
-            }
-        }
+        self.execute(operation, work, self.limits.operation)
+    }
+
+    fn run_patiently(&self, operation: Operation<'_>) -> Result<(), ClusterError> {
+        self.execute(operation, &mut || {}, None)
     }
 
     fn fail(&self, message: &str) {

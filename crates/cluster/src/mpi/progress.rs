@@ -20,14 +20,20 @@ const BETWEEN_POLLS: Duration = Duration::from_micros(50);
 
 /// What the communication thread is told to do. Each command but `Deliver` is answered.
 pub(super) enum Command {
-    /// An operation of one of the communicators.
-    Run(RawOperation, usize, Arc<Done>),
+    Run(Asked, Arc<Done>),
     /// Messages that found no room in shared memory.
     Deliver(Mail),
     Split(Box<Division>, Arc<Done>),
     Fail(String, Arc<Done>),
     Finish(Arc<Done>),
     Abort(i32, Arc<Done>),
+}
+
+/// An operation of one of the communicators, and how long it may take.
+pub(super) struct Asked {
+    pub(super) operation: RawOperation,
+    pub(super) communicator: usize,
+    pub(super) limit: Option<Duration>,
 }
 
 /// The messages of a communicator that wait for room in shared memory.
@@ -103,7 +109,7 @@ impl Command {
     /// Answers that the communication has ended.
     fn refuse(&self, failure: &Failure) {
         let done = match self {
-            Command::Run(_, _, done)
+            Command::Run(_, done)
             | Command::Split(_, done)
             | Command::Fail(_, done)
             | Command::Finish(done)
@@ -121,7 +127,6 @@ pub(super) struct Progress<H: Handle> {
     hosts: Vec<String>,
     rank: usize,
     link: Arc<Link>,
-    limits: Limits,
     beats: Beats<H>,
     watch: Watch,
     next_beat: Instant,
@@ -139,6 +144,7 @@ struct Active<H> {
     operation: RawOperation,
     request: H,
     since: Instant,
+    limit: Option<Duration>,
     done: Arc<Done>,
 }
 
@@ -160,7 +166,6 @@ impl<H: Handle> Progress<H> {
             hosts: facts.hosts.clone(),
             rank: facts.rank,
             link,
-            limits,
             beats,
             watch: Watch::new(size, limits.silence, now),
             next_beat: now,
@@ -184,9 +189,7 @@ impl<H: Handle> Progress<H> {
                 false => Instant::now() + BETWEEN_POLLS,
             };
             match self.link.next(until) {
-                Some(Command::Run(operation, communicator, done)) => {
-                    self.begin(operation, communicator, done);
-                }
+                Some(Command::Run(asked, done)) => self.begin(asked, done),
                 Some(Command::Deliver(mail)) => self.add_mail(mail),
                 Some(Command::Split(division, done)) => done.set(self.split(&division)),
                 Some(Command::Fail(message, done)) => {
@@ -228,7 +231,8 @@ impl<H: Handle> Progress<H> {
     }
 
     /// Starts an operation.
-    fn begin(&mut self, operation: RawOperation, communicator: usize, done: Arc<Done>) {
+    fn begin(&mut self, asked: Asked, done: Arc<Done>) {
+        let Asked { operation, communicator, limit } = asked;
         if let Some(failure) = self.link.failure.get() {
             return done.set(Err(failure));
         }
@@ -237,7 +241,7 @@ impl<H: Handle> Progress<H> {
         };
         let mut request = communicator;
         match self.call(&operation, communicator, &mut request) {
-            Ok(()) => self.active.push(Active { operation, request, since: Instant::now(), done }),
+            Ok(()) => self.active.push(Active { operation, request, since: Instant::now(), limit, done }),
             Err(error) => done.set(Err(self.link.failure.set(error))),
         }
     }
@@ -327,9 +331,7 @@ impl<H: Handle> Progress<H> {
                     constant(api.constants.status_ignore),
                 )
             };
-            // A message may wait for as long as its receiver computes something else.
-            let limit = self.limits.operation.filter(|_| !active.operation.is_send());
-            let late = limit.filter(|limit| active.since.elapsed() >= *limit);
+            let late = active.limit.filter(|limit| active.since.elapsed() >= *limit);
             match api.check("MPI_Test", code) {
                 Ok(()) if complete != 0 => active.done.set(Ok(())),
                 Ok(()) => {

@@ -223,7 +223,7 @@ impl EngineOptions {
         Ok(self)
     }
 
-    /// An error if ranks compute graphs of different shapes, because memory or options differ.
+    /// An error if ranks compute graphs of different shapes, because memory or options differ, or with different files.
     pub(crate) fn agree(&self, model: &Model) -> Result<()> {
         let Some(ranks) = model.ranks() else { return Ok(()) };
         let EngineOptions { context, batch, sequences, output_rows, pages, cache_keys, cache_values, .. } =
@@ -232,19 +232,16 @@ impl EngineOptions {
         let own = format!(
             "a context of {context}, {sequences} sequences, {pages} pages, {window_slots} slots of windows, {checkpoints} checkpoints, batches of {batch} with {output_rows} outputs, a KV cache of {cache_keys} and {cache_values}"
         );
-        let mut first = own.clone().into_bytes();
-        ranks.communicator().broadcast_message(&mut first, 0)?;
-        let first = String::from_utf8_lossy(&first);
-        let agreed = first == own;
-        // Every rank learns whether all agree, so that none waits for one that does not.
-        let mut others = [if agreed { 0.0 } else { 1.0 }];
-        ranks.communicator().all_reduce(&mut others)?;
-        match others == [0.0] {
-            true => Ok(()),
-            false => {
-                Err(Error::Ranks { reason: format!("the options differ: rank 0 has {first}; name them") })
-            }
-        }
+        let reason = if !ranks.is_same_on_all(&model.quick_identity())? {
+            "the model files differ: copy that of rank 0 to the machines of the others, or give all of them one path".to_owned()
+        } else if !ranks.is_same_on_all(own.as_bytes())? {
+            let mut first = own.into_bytes();
+            ranks.communicator().broadcast_message(&mut first, 0)?;
+            format!("the options differ: rank 0 has {}; name them", String::from_utf8_lossy(&first))
+        } else {
+            return Ok(());
+        };
+        Err(Error::Ranks { reason })
     }
 
     /// Checks the options of a KV cache in pages. Its layers keep every position, and nothing is truncated.

@@ -43,7 +43,8 @@ impl CommandChannel {
         let mut first = [0u8; FIRST];
         let head = (message.len() as u64).to_le_bytes().into_iter().chain(message.iter().copied());
         first.iter_mut().zip(head).for_each(|(to, from)| *to = from);
-        self.pass(&mut first)?;
+        // The first rank may have nothing to compute for hours.
+        self.pass(&mut first, |ranks, operation| ranks.run_patiently(operation))?;
         let (length, start) = first.split_at(8);
         let length = length.try_into().map_or(0, u64::from_le_bytes) as usize;
         if self.communicator.rank() != 0 {
@@ -52,19 +53,24 @@ impl CommandChannel {
             message.resize(length, 0);
         }
         match message.get_mut(start.len()..) {
-            Some(rest) if !rest.is_empty() => self.pass(rest),
+            Some(rest) if !rest.is_empty() => self.pass(rest, |ranks, operation| ranks.run(operation)),
             _ => Ok(()),
         }
     }
 
-    /// Passes bytes of the first rank on to all others.
-    fn pass(&self, bytes: &mut [u8]) -> std::result::Result<(), ClusterError> {
-        let Some(tag) = self.tag else { return self.communicator.broadcast(bytes, 0) };
-        if self.communicator.rank() != 0 {
-            return self.communicator.run(Operation::Receive { bytes, from: 0, tag });
+    /// Passes bytes of the first rank on to all others, which wait for them with `receive`.
+    fn pass(
+        &self,
+        bytes: &mut [u8],
+        receive: impl Fn(&dyn Communicator, Operation<'_>) -> std::result::Result<(), ClusterError>,
+    ) -> std::result::Result<(), ClusterError> {
+        match (self.communicator.rank(), self.tag) {
+            (0, None) => self.communicator.broadcast(bytes, 0),
+            (0, Some(tag)) => (1..self.communicator.size())
+                .try_for_each(|to| self.communicator.run(Operation::Send { bytes, to, tag })),
+            (_, None) => receive(&*self.communicator, Operation::Broadcast { bytes, root: 0 }),
+            (_, Some(tag)) => receive(&*self.communicator, Operation::Receive { bytes, from: 0, tag }),
         }
-        (1..self.communicator.size())
-            .try_for_each(|to| self.communicator.run(Operation::Send { bytes, to, tag }))
     }
 }
 

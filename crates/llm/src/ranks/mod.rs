@@ -20,10 +20,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use quadriga_cluster::{Collectives, Communicator};
+use quadriga_cluster::{Collectives, Communicator, Operation, Reduction};
 use quadriga_gguf::File;
 use quadriga_graph::{CustomOp, Ranks};
 use quadriga_runtime::{DeviceKind, RankGroup, Scheduler};
+use sha2::{Digest, Sha256};
 
 pub(crate) use self::commands::CommandChannel;
 use self::comparison::{StageWork, TokenWork, least_regret};
@@ -243,7 +244,7 @@ impl RankShare {
         let gpu = scheduler.backends().iter().find(|backend| backend.device().kind == DeviceKind::Gpu);
         let gpu = gpu.filter(|_| nccl_is_enabled());
         let mut with_gpu = [if gpu.is_some() { 1.0 } else { 0.0 }];
-        self.communicator().all_reduce(&mut with_gpu)?;
+        self.sum_patiently(&mut with_gpu)?;
         let gpu = gpu.filter(|_| with_gpu == [self.grid.ranks() as f32]);
         let join = |collectives: &Collectives| -> Result<Arc<dyn RankGroup>> {
             let host: Arc<dyn RankGroup> = Arc::new(collectives.clone());
@@ -256,6 +257,26 @@ impl RankShare {
             Some(ranks) => world.ranks(STAGE, join(ranks)?),
             None => world,
         })
+    }
+
+    /// Waits until all ranks have called it, however long that takes.
+    pub(crate) fn meet(&self) -> Result<()> {
+        self.sum_patiently(&mut [0.0])
+    }
+
+    /// Whether all ranks have the same bytes as this one; each learns it.
+    pub(crate) fn is_same_on_all(&self, own: &[u8]) -> Result<bool> {
+        let mut first: [u8; 32] = Sha256::digest(own).into();
+        let hash = first;
+        self.communicator().run_patiently(Operation::Broadcast { bytes: &mut first, root: 0 })?;
+        let mut different = [if first == hash { 0.0 } else { 1.0 }];
+        self.communicator().all_reduce(&mut different)?;
+        Ok(different == [0.0])
+    }
+
+    fn sum_patiently(&self, values: &mut [f32]) -> Result<()> {
+        let sum = Operation::AllReduce { values, reduction: Reduction::Sum };
+        Ok(self.communicator().run_patiently(sum)?)
     }
 
     /// The ranks that divide the layers of this rank's stage.

@@ -31,6 +31,11 @@ impl<F: Fn(&Operation<'_>) + Send + Sync> Communicator for RecordedRank<F> {
         self.rank.overlapped(operation, work)
     }
 
+    fn run_patiently(&self, operation: Operation<'_>) -> Result<(), ClusterError> {
+        (self.note)(&operation);
+        self.rank.run_patiently(operation)
+    }
+
     fn fail(&self, message: &str) {
         self.rank.fail(message);
     }

@@ -72,9 +72,7 @@ impl Loader {
 
     /// On ranks after the first: loads their part of the model, and computes until the first has ended.
     pub(super) fn follow(&self) -> Outcome {
-        let entry = self.first.as_ref().ok_or_else(|| {
-            Failure::Usage("--models-dir needs a model for all ranks, too: name one with -m".to_owned())
-        })?;
+        let Some(entry) = &self.first else { return Ok(()) };
         match self.attempt(entry, true) {
             Ok(_) => Ok(()),
             Err(LoadFailure::Failed(failure)) => Err(failure),

@@ -220,11 +220,16 @@ fn serve_at(arguments: &ServeArgs, level: LogLevel) -> Outcome {
     let collector = arguments.otlp_endpoint.as_deref();
     let _traces = logs::install(arguments.log_format, level, arguments.log_prompts, collector)?;
     tracing::debug!(host = arguments.host, port = arguments.port, "starting");
+    let loader = Loader::new(arguments);
+    if ranks::are_several() && loader.first().is_none() {
+        return Err(Failure::Usage(
+            "--models-dir needs a model for all ranks, too: name one with -m".to_owned(),
+        ));
+    }
     if ranks::follows() {
-        return Loader::new(arguments).follow();
+        return loader.follow();
     }
     let app = Arguments(arguments).app()?;
-    let loader = Loader::new(arguments);
     let (first, failure) = (loader.first(), loader.failure());
     let app = app(ModelRegistry::loading(loader, Arguments(arguments).policy()));
     app.set_starting(first.is_some());
