@@ -41,7 +41,7 @@ use self::sequences::Sequences;
 use self::stages::Unanswered;
 pub(crate) use self::stages::pipelined_batch;
 use self::windows::Windows;
-use crate::hyperparameters::LayerCaches;
+use crate::hyperparameters::{LayerCaches, QUERY_FACTORS};
 use crate::models::GraphShape;
 use crate::{Error, Model, Result};
 
@@ -133,6 +133,7 @@ pub struct Batch<'a> {
 struct BatchInputs {
     tokens: Vec<i32>,
     positions: Vec<i32>,
+    query_factors: Vec<f32>,
     slots: Vec<i32>,
     spans: Vec<i32>,
     window_slots: Vec<i32>,
@@ -610,7 +611,15 @@ impl Engine {
     /// Sets all inputs that do not depend on which tokens the batch has.
     fn set_positions(&mut self) -> Result<()> {
         let BatchInputs {
-            positions, slots, spans, window_slots, window_spans, state_rows, state_pieces, ..
+            positions,
+            query_factors,
+            slots,
+            spans,
+            window_slots,
+            window_spans,
+            state_rows,
+            state_pieces,
+            ..
         } = &mut self.inputs;
         let LayerCaches { full, windows, recurrent } = self.caches;
         if let Some(shape) = self.model.part().recurrent.as_ref().filter(|_| recurrent) {
@@ -623,6 +632,10 @@ impl Engine {
         }
         let apart = self.windows_apart;
         self.session.set("positions", positions.as_slice())?;
+        if let Some(temperature) = self.model.temperature() {
+            temperature.fill(query_factors, positions);
+            self.session.set(QUERY_FACTORS, query_factors.as_slice())?;
+        }
         for (name, values, has) in [
             ("slots", slots, full || windows && !apart),
             ("spans", spans, full),

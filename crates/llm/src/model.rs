@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::adapter::Adapter;
 use crate::constraint::ConstraintEngine;
-use crate::hyperparameters::{Hyperparameters, LayerCaches};
+use crate::hyperparameters::{AttentionTemperature, Hyperparameters, LayerCaches};
 use crate::models::{self, GraphShape};
 use crate::ranks::{Parallelism, RankShare};
 use crate::template::ChatTemplate;
@@ -258,6 +258,14 @@ impl Model {
     /// The hyperparameters of this rank's part: with its heads, columns and states.
     pub(crate) fn part(&self) -> &Hyperparameters {
         self.ranks.as_deref().map_or(&self.inner.hyper, RankShare::hyper)
+    }
+
+    /// How queries grow with their position, if those of one of this rank's layers do.
+    pub(crate) fn temperature(&self) -> Option<AttentionTemperature> {
+        let hyper = self.part();
+        let layers = self.ranks.as_deref().map_or(0..hyper.layers.len(), RankShare::layers);
+        let own = hyper.layers.get(layers).unwrap_or_default();
+        hyper.temperature.filter(|_| own.iter().any(|layer| layer.rope.is_none()))
     }
 
     /// What this rank's layers remember tokens by.

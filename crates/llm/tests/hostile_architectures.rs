@@ -149,6 +149,31 @@ fn family(architecture: &str) -> Recipe {
 }
 
 #[test]
+fn norms_without_their_biases_and_norms_of_some_layers_are_named() {
+    let rectified = Recipe::rectified().into_iter().map(|(_, recipe)| recipe);
+    let of_norms = rectified.filter(|recipe| ["falcon", "opt"].contains(&recipe.architecture));
+    for recipe in of_norms {
+        let without = |end: &'static str| {
+            move |parts: &mut Parts| parts.tensors.retain(|(name, ..)| !name.ends_with(end))
+        };
+        refused(&recipe, "no bias of the last norm", without("output_norm.bias"), &["output_norm.bias"]);
+        if recipe.architecture == "opt" {
+            refused(&recipe, "no ffn_down.bias", without("ffn_down.bias"), &["blk.0.ffn_down.bias"]);
+        }
+    }
+    let glm = Recipe { query_norms: QueryNorms::Head, ..family("glm4moe") };
+    glm.model();
+    for missing in ["blk.1.attn_k_norm.weight", "blk.0.attn_q_norm.weight", "attn_k_norm.weight"] {
+        let change = |parts: &mut Parts| parts.tensors.retain(|(name, ..)| !name.ends_with(missing));
+        refused(&glm, missing, change, &[missing]);
+    }
+    let mut parts = glm.parts();
+    let of_heads = |name: &str| name.ends_with("attn_q_norm.weight") || name.ends_with("attn_k_norm.weight");
+    parts.tensors.retain(|(name, ..)| !of_heads(name));
+    parts.model().unwrap();
+}
+
+#[test]
 fn short_convolutions_are_checked() {
     for recipe in [family("lfm2"), family("lfm2moe")] {
         for kernel in [0u32, 1, 65, u32::MAX] {

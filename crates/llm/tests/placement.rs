@@ -104,6 +104,26 @@ fn device_names_are_checked() {
 }
 
 #[test]
+fn queries_that_grow_with_their_position_cost_no_memory_for_the_context() {
+    // Those of Llama 4 with ten million tokens of context, which fit where windows are most of it.
+    let recipe = Recipe::with_experts().into_iter().map(|(_, recipe)| recipe);
+    let recipe = recipe.into_iter().find(|recipe| recipe.architecture == "llama4").unwrap();
+    let planned = |context: u32| {
+        let model = Recipe { context, ..recipe.clone() }.model();
+        let cpu = Arc::new(quadriga_cpu::Backend::builder().threads(1).build().unwrap());
+        let devices = Devices::new([Sim::new("sim:0").build()], cpu).unwrap();
+        let options = EngineOptions { context: 0, ..EngineOptions::default() };
+        let (placed, found) = Placement::default().plan_with_context(&model, &devices, &options).unwrap();
+        let weights: u64 =
+            placed.forecast.bytes().iter().map(|bytes| (bytes.weights + bytes.mapped) as u64).sum();
+        (found.context, weights)
+    };
+    let ((short, few), (long, many)) = (planned(4096), planned(16_384));
+    assert_eq!((short, long), (4096, 16_384));
+    assert_eq!(few, many, "weights");
+}
+
+#[test]
 fn the_context_is_that_of_training_where_half_of_the_memory_suffices() {
     let model = Recipe { context: 16_384, ..recipe() }.model();
     let placement = Placement { gpu_layers: GpuLayers::All, ..Placement::default() };

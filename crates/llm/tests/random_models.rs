@@ -49,6 +49,10 @@ fn oracle(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {
     let mut oracle = Oracle::new(&graph).unwrap();
     oracle.set_i32("tokens", &tokens.iter().map(|t| *t as i32).collect::<Vec<_>>()).unwrap();
     oracle.set_i32("positions", &numbers).unwrap();
+    if let Some(temperature) = hyper.temperature {
+        let factors: Vec<f32> = (0..n).map(|position| temperature.factor(position)).collect();
+        oracle.set_f32("query_factors", &factors).unwrap();
+    }
     if hyper.has_full_attention() || window.is_some() {
         oracle.set_i32("slots", &numbers).unwrap();
     }

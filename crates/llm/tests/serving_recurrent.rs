@@ -34,6 +34,42 @@ fn greedy(prompt: Vec<u32>, max_tokens: usize) -> Spec {
 }
 
 #[test]
+fn two_tokens_of_one_sequence_and_one_of_each_of_two_are_different_steps() {
+    for model in models() {
+        // All log-probabilities of a prompt of two tokens: a step with as many tokens and outputs as one of two sequences.
+        let prompt = || Request {
+            max_tokens: Some(1),
+            prompt_logprobs: Some(1),
+            logprobs: Some(1),
+            ..Request::new(vec![5, 9])
+        };
+        let pair = [greedy(vec![7], 6), greedy(vec![11], 6)];
+        let wanted = alone(&model, &pair, DType::F32);
+        for prompt_first in [true, false] {
+            let mut batcher = batcher(&model, cpu(1), options(4, 8));
+            let mut answers = Answers::default();
+            for asks_prompt in [prompt_first, !prompt_first] {
+                let mut ids = Vec::new();
+                if asks_prompt {
+                    ids.push((batcher.submit(prompt()).unwrap(), None));
+                } else {
+                    let submitted = pair.iter().map(|spec| batcher.submit(spec.request()).unwrap());
+                    ids.extend(submitted.zip(wanted.iter().map(Some)));
+                }
+                while batcher.is_busy() {
+                    answers.add(batcher.step());
+                }
+                assert!(answers.failed.is_empty());
+                for (id, wanted) in ids {
+                    let found = &answers.answers[&id];
+                    assert!(wanted.is_none_or(|wanted| wanted == found), "{found:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn every_request_is_answered_as_if_it_were_alone() {
     for (kind, model) in models().iter().enumerate() {
         let mut found = 0;

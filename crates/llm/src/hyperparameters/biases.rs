@@ -19,6 +19,22 @@ impl Hyperparameters {
         })
     }
 
+    /// An error unless all layers have the weights of these parts, or none has one.
+    pub(crate) fn require_all_or_none(&self, keys: &Keys<'_>, parts: &[&str]) -> Result<()> {
+        if !keys.has_tensors() {
+            return Ok(());
+        }
+        let layers = 0..self.layers.len();
+        let names = || {
+            let of = |layer: usize| parts.iter().map(move |part| format!("blk.{layer}.{part}.weight"));
+            layers.clone().flat_map(of)
+        };
+        match names().any(|name| keys.file().find_tensor(&name).is_some()) {
+            true => names().try_for_each(|name| Ok(keys.file().tensor(&name).map(drop)?)),
+            false => Ok(()),
+        }
+    }
+
     /// An error if some layers have a bias that others lack, or some of a layer's queries, keys and values.
     pub(super) fn check_biases(&self, keys: &Keys<'_>) -> Result<()> {
         if !keys.has_tensors() {

@@ -30,6 +30,7 @@ pub use self::recurrent::{LinearAttention, RecurrentShape};
 pub(crate) use self::rope::{LONG_FACTORS, SHORT_FACTORS};
 pub use self::streams::ParallelStreams;
 pub use self::temperature::AttentionTemperature;
+pub(crate) use self::temperature::QUERY_FACTORS;
 pub(crate) use self::window::WindowPattern;
 pub use self::window::WindowSpan;
 use crate::{Error, Result};

@@ -12,12 +12,21 @@ pub struct AttentionTemperature {
     pub length: usize,
 }
 
+/// The input of a graph that has the factor of each token's queries.
+pub(crate) const QUERY_FACTORS: &str = "query_factors";
+
 impl AttentionTemperature {
     /// As the file says, or with these defaults.
     pub(crate) fn read(keys: &Keys<'_>, default: AttentionTemperature) -> Result<AttentionTemperature> {
         let scale = keys.positive("attention.temperature_scale", default.scale)?;
         let length = keys.find_count("attention.temperature_length")?.unwrap_or(default.length);
         Ok(AttentionTemperature { scale, length })
+    }
+
+    /// Replaces factors by those of tokens at these positions.
+    pub(crate) fn fill(self, factors: &mut Vec<f32>, positions: &[i32]) {
+        factors.clear();
+        factors.extend(positions.iter().map(|position| self.factor((*position).max(0) as usize)));
     }
 
     /// The factor of the query at a position.

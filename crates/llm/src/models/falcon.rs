@@ -6,7 +6,7 @@ use quadriga_graph::{Pairing, Unary};
 use super::architecture::Architecture;
 use super::builder::{FeedForward, ModelBuilder};
 use crate::Result;
-use crate::hyperparameters::{Hyperparameters, Keys, NormKind};
+use crate::hyperparameters::{Hyperparameters, Keys, NormKind, require_bias};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "falcon",
@@ -20,6 +20,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     keys.refuse_experts()?;
     hyper.require_biases(keys, &["attn_norm", "attn_norm_2"])?;
+    require_bias(keys, "output_norm")?;
     hyper.read_rectified(keys)?;
     hyper.read_predictors(keys)
 }

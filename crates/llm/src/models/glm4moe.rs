@@ -20,6 +20,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     hyper.skip_predicting_blocks(keys)?;
     hyper.require_biases(keys, &["exp_probs_b"])?;
+    hyper.require_all_or_none(keys, &["attn_q_norm", "attn_k_norm"])?;
     let defaults = ExpertDefaults {
         gating: Gating::Sigmoid,
         normalize: false,

@@ -6,15 +6,16 @@ use quadriga_graph::{Pairing, Unary};
 use super::architecture::Architecture;
 use super::builder::{FeedForward, ModelBuilder};
 use crate::Result;
-use crate::hyperparameters::{Hyperparameters, Keys, NormKind};
+use crate::hyperparameters::{Hyperparameters, Keys, NormKind, require_bias};
 
 pub(super) const ARCHITECTURE: Architecture =
     Architecture { name: "opt", models: "OPT", pairing: Pairing::Half, norm: NormKind::Layer, read, build };
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     keys.refuse_experts()?;
-    let parts = ["attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_up"];
+    let parts = ["attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"];
     hyper.require_biases(keys, &parts)?;
+    require_bias(keys, "output_norm")?;
     // Positions are embedded.
     hyper.layers.iter_mut().for_each(|layer| layer.rope = None);
     hyper.rectified = true;

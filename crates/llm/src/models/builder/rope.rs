@@ -5,7 +5,7 @@ use quadriga_graph::{DType, Value};
 use super::weights::FileWeights;
 use super::{LayerBuilder, ModelBuilder};
 use crate::Result;
-use crate::hyperparameters::{AttentionTemperature, Hyperparameters, LONG_FACTORS, SHORT_FACTORS};
+use crate::hyperparameters::{Hyperparameters, LONG_FACTORS, QUERY_FACTORS, SHORT_FACTORS};
 
 /// The tensor that divides each frequency, if the file has one. Long-context models have two, of which the context length
 /// selects one.
@@ -26,13 +26,8 @@ pub(super) fn frequency_factors<'g>(
 
 impl<'g> ModelBuilder<'g> {
     /// The factor of each token's queries `[n, 1, 1]` by its position.
-    fn query_factors(&self, temperature: AttentionTemperature) -> Value<'g> {
-        *self.query_factors.get_or_init(|| {
-            let context = self.shape.context;
-            let factors: Vec<f32> = (0..context).map(|position| temperature.factor(position)).collect();
-            let table = self.g.constant("query_factors", DType::F32, [context, 1], factors.as_slice());
-            table.get_rows(self.positions).reshape([self.shape.tokens, 1, 1])
-        })
+    fn query_factors(&self) -> Value<'g> {
+        *self.query_factors.get_or_init(|| self.g.input(QUERY_FACTORS, DType::F32, [self.shape.tokens, 1, 1]))
     }
 }
 
@@ -40,7 +35,7 @@ impl<'g> LayerBuilder<'_, 'g> {
     /// Queries `[n, heads, d]` times the factor of their position, in models that have one.
     pub(in crate::models) fn tempered(&self, queries: Value<'g>) -> Value<'g> {
         match self.model.hyper.temperature {
-            Some(temperature) => queries.mul(self.model.query_factors(temperature)),
+            Some(_) => queries.mul(self.model.query_factors()),
             None => queries,
         }
     }

@@ -256,11 +256,13 @@ impl PagedEngine {
     }
 
     fn prepare(&mut self, shape: GraphShape, progress: &mut dyn FnMut(Progress)) -> Result<()> {
-        let GraphShape { tokens, rows, page_table, argmax, top, .. } = shape;
+        let GraphShape { tokens, rows, sequences, page_table, argmax, top, .. } = shape;
         let table = page_table.map_or(0, |table| (table.rows as u64) << 32 | table.pages as u64);
         let logit_rows = if shape.hidden { shape.logit_rows } else { rows };
         let rows = (logit_rows as u64) << 32 | rows as u64;
-        let key = PlanKey([tokens as u64, rows, table, (top as u64) << 1 | u64::from(argmax)]);
+        // Of recurrent layers, two tokens of one sequence are another graph than one token of each of two.
+        let tokens = (sequences as u64) << 32 | tokens as u64;
+        let key = PlanKey([tokens, rows, table, (top as u64) << 1 | u64::from(argmax)]);
         let model = &self.model;
         Ok(self.session.prepare_with(key, || model.graph(shape), progress)?)
     }

@@ -6,13 +6,14 @@ use super::super::window_pages::WindowPages;
 use super::{PagedEngine, StepSequence, StepToken};
 use crate::Result;
 use crate::engine::{BatchRow, SCRAP_PAGES};
-use crate::hyperparameters::LayerCaches;
+use crate::hyperparameters::{LayerCaches, QUERY_FACTORS};
 use crate::models::{GraphShape, PageTable};
 
 #[derive(Default)]
 pub(super) struct StepInputs {
     tokens: Vec<i32>,
     positions: Vec<i32>,
+    query_factors: Vec<f32>,
     slots: Vec<i32>,
     spans: Vec<i32>,
     window_spans: Vec<i32>,
@@ -141,6 +142,7 @@ impl PagedEngine {
         let StepInputs {
             tokens,
             positions,
+            query_factors,
             slots,
             spans,
             window_slots,
@@ -153,6 +155,10 @@ impl PagedEngine {
             ..
         } = &mut self.inputs;
         let LayerCaches { full, windows, recurrent } = self.model.caches();
+        if let Some(temperature) = self.model.temperature() {
+            temperature.fill(query_factors, positions);
+            self.session.set(QUERY_FACTORS, query_factors.as_slice())?;
+        }
         let apart = shape.window_cache.is_some();
         for (name, values, has) in [
             ("tokens", tokens, !chained),
