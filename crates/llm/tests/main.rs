@@ -44,6 +44,7 @@ mod serving_embeddings;
 mod serving_experts;
 mod serving_faults;
 mod serving_memory;
+mod serving_neighbours;
 mod serving_recurrent;
 mod serving_windows;
 mod stop_strings;

@@ -124,7 +124,9 @@ impl ActivationFormat {
         Ok(match isa {
             Isa::Amx(_) if rows >= MIN_TILE_ROWS && dtype != DType::F32 => ActivationFormat::Bf16Tiles,
             Isa::Scalar => ActivationFormat::F32Panels(1),
-            _ if dtype.is_quantized() && rows > ActivationFormat::few_rows(isa, dtype) => ActivationFormat::Int16,
+            _ if dtype.is_quantized() && rows > ActivationFormat::few_rows(isa, dtype) => {
+                ActivationFormat::Int16
+            }
             Isa::Avx512(_) | Isa::Amx(_) if dtype.block_len() == WIDE_SPAN => {
                 ActivationFormat::Int8x2(WIDE_SPAN)
             }
