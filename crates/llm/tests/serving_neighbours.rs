@@ -9,6 +9,7 @@ use quadriga_graph::DType;
 use quadriga_llm::Model;
 use quadriga_llm::serving::{Batcher, Event, Request, RequestId, TokenLogprobs};
 
+use crate::common::experts::ExpertRecipe;
 use crate::common::serving::{CONTEXT, Spec, batcher, options, recipe, specs};
 use crate::common::{Recipe, cpu, recurrent};
 use crate::recurrent_models::delta_recipes;
@@ -18,12 +19,21 @@ type Traced = Vec<(Option<u32>, TokenLogprobs)>;
 
 /// Every architecture with recurrent layers, one of them also with windows, and one without any.
 fn models(dtype: DType) -> Vec<Model> {
-    let served = |recipe: Recipe| Recipe { text: true, context: CONTEXT as u32, dtype, ..recipe };
+    // Rows of quantized matrices are whole blocks.
+    let even = |experts: ExpertRecipe| match dtype.is_quantized() {
+        true => ExpertRecipe { width: 64, shared: experts.shared.min(64).next_multiple_of(64), ..experts },
+        false => experts,
+    };
+    let served = |recipe: Recipe| {
+        let experts = recipe.experts.map(even);
+        Recipe { text: true, context: CONTEXT as u32, dtype, experts, ..recipe }
+    };
     let deltas =
         delta_recipes().into_iter().map(|recipe| recurrent::parts_of(&served(recipe)).model().unwrap());
     let families =
         Recipe::families().into_iter().chain(Recipe::with_experts().into_iter().map(|(_, recipe)| recipe));
-    let families = families.filter(|recipe| ["mamba2", "lfm2", "lfm2moe"].contains(&recipe.architecture));
+    let names = if dtype.is_quantized() { &["lfm2", "lfm2moe"][..] } else { &["mamba2", "lfm2", "lfm2moe"] };
+    let families = families.filter(|recipe| names.contains(&recipe.architecture));
     let windows = Recipe::families().into_iter().find(|recipe| recipe.architecture == "lfm2").unwrap();
     let windows = Recipe { window: Some(70), ..windows };
     let others = families.chain([windows, recipe("llama")]);

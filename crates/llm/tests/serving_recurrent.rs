@@ -78,7 +78,7 @@ fn parts_of_several_prompts_and_single_tokens_are_one_run() {
                 .submit(Request { max_tokens: Some(60), past_end: true, ..Request::new(vec![1, 2, at]) })
                 .unwrap();
         }
-        let mut runs = |batcher: &mut Batcher, lengths: &[usize]| {
+        let runs = |batcher: &mut Batcher, lengths: &[usize]| {
             for length in lengths {
                 let prompt = recipe("llama").tokens(*length);
                 batcher
