@@ -32,7 +32,9 @@ pub(crate) use self::neuron_slots::STAGED_ROWS;
 use self::neurons::NeuronObserver;
 pub use self::neurons::NeuronUse;
 pub use self::options::{EngineOptions, RecurrentStates, WindowSavings};
-pub(crate) use self::options::{MAX_OBSERVED_TOKENS, SCRAP_PAGES, STATES_OF_SEQUENCE};
+pub(crate) use self::options::{
+    MAX_OBSERVED_TOKENS, MAX_PARTS, SCRAP_PAGES, STATES_OF_SEQUENCE, WASTED_PARTS,
+};
 use self::recurrent::RecurrentRows;
 pub(crate) use self::results::{resize, row_of};
 use self::run_ahead::Decode;

@@ -415,6 +415,7 @@ fn tensors_that_an_architecture_needs_are_named() {
         ("gpt-oss", "output.weight"),
         ("qwen2moe", "output.weight"),
         ("olmoe", "output.weight"),
+        ("olmo2", "output.weight"),
     ];
     for recipe in delta_recipes().into_iter().filter(|recipe| recipe.experts.is_some()) {
         let name = "blk.2.ffn_gate_inp_shexp.weight";
@@ -422,9 +423,20 @@ fn tensors_that_an_architecture_needs_are_named() {
         assert!(error.is_some_and(|error| error.contains(name)), "{}", recipe.architecture);
     }
     for (architecture, name) in cases {
-        let find = |(_, recipe): &(&str, Recipe)| recipe.architecture == architecture;
-        let (_, recipe) = Recipe::with_experts().into_iter().find(find).unwrap();
+        let with_experts = Recipe::with_experts().into_iter().map(|(_, recipe)| recipe);
+        let mut all = with_experts.chain(Recipe::families());
+        let recipe = all.find(|recipe| recipe.architecture == architecture).unwrap();
         refused(&recipe, name, |parts| _ = parts.remove(name), &[name]);
+    }
+}
+
+#[test]
+fn a_state_space_model_may_have_an_output_matrix_or_use_its_embedding() {
+    let recipe = Recipe::families().into_iter().find(|recipe| recipe.architecture == "mamba2").unwrap();
+    for tied in [false, true] {
+        let parts = Recipe { tied, ..recipe.clone() }.parts();
+        assert_eq!(parts.tensors.iter().any(|(name, ..)| name == "output.weight"), !tied);
+        assert!(parts.model().is_ok(), "tied: {tied}");
     }
 }
 

@@ -105,6 +105,42 @@ fn one_token_of_each_sequence_is_one_run() {
 }
 
 #[test]
+fn parts_of_several_prompts_and_single_tokens_are_one_run() {
+    for model in models() {
+        let sim = Sim::new("sim:0").device();
+        let mut batcher = batcher(&model, Arc::clone(&sim) as _, options(8, 40));
+        for at in 0..3 {
+            batcher
+                .submit(Request { max_tokens: Some(60), past_end: true, ..Request::new(vec![1, 2, at]) })
+                .unwrap();
+        }
+        let runs = |batcher: &mut Batcher, lengths: &[usize]| {
+            for length in lengths {
+                let prompt = recipe("llama").tokens(*length);
+                batcher
+                    .submit(Request { max_tokens: Some(1), salt: *length as u64, ..Request::new(prompt) })
+                    .unwrap();
+            }
+            let (computed, before) = (batcher.state().computed, sim.counts().of(FaultPoint::Run));
+            batcher.step();
+            let all = lengths.iter().sum::<usize>() as u64 + 3;
+            assert_eq!(batcher.state().computed - computed, all, "{lengths:?}");
+            sim.counts().of(FaultPoint::Run) - before
+        };
+        batcher.step();
+        // Plans are made in the first steps of their shape.
+        for _ in 0..2 {
+            runs(&mut batcher, &[]);
+        }
+        let single = runs(&mut batcher, &[]);
+        for lengths in [&[30, 25][..], &[40], &[17, 20, 23]] {
+            runs(&mut batcher, lengths);
+            assert_eq!(runs(&mut batcher, lengths), single, "{lengths:?}");
+        }
+    }
+}
+
+#[test]
 fn a_device_that_finds_tokens_changes_no_answer() {
     for (seed, model) in (170..).zip(models()) {
         let sim = Sim::new("sim:0").build();

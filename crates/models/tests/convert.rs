@@ -1,8 +1,14 @@
 //! Conversion of safetensors folders, judged by plain formulas.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
+#[path = "convert/files.rs"]
+mod files;
 #[path = "common/model_folder.rs"]
 mod model_folder;
+#[path = "convert/rotary.rs"]
+mod rotary;
+#[path = "convert/tokens.rs"]
+mod tokens;
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -11,9 +17,7 @@ use std::path::Path;
 use model_folder::{TestTensor, llama_config, llama_tensors, safetensors, write};
 use quadriga_gguf::File;
 use quadriga_graph::{DType, blocks};
-use quadriga_models::convert::{
-    ConvertError, ConvertOptions, TargetType, convert, parse_header, parse_tokenizer_json,
-};
+use quadriga_models::convert::{ConvertError, ConvertOptions, TargetType, convert};
 use quadriga_models::quantize::quantize_rows;
 use serde_json::{Value, json};
 
@@ -252,41 +256,6 @@ fn fp8_blocks_have_the_size_that_the_configuration_names() {
 }
 
 #[test]
-fn tokens_without_a_row_of_the_embedding_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let write_with = |token: Value, template: &str| {
-        write(folder.path(), &llama_config(), &llama_tensors(), "F32");
-        let mut tokenizer = model_folder::byte_tokenizer();
-        tokenizer["added_tokens"].as_array_mut().unwrap().push(token);
-        fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
-        let own = json!({ "eos_token": "<|endoftext|>", "chat_template": template });
-        fs::write(folder.path().join("tokenizer_config.json"), own.to_string()).unwrap();
-    };
-    let plain = "{{ messages[0].content }}";
-    for (special, template) in [(false, plain), (true, "<extra>{{ messages[0].content }}")] {
-        write_with(json!({ "id": 300, "content": "<extra>", "special": special }), template);
-        let error = run(folder.path(), &options("F32")).unwrap_err();
-        let text = error.to_string();
-        assert!(
-            matches!(error, ConvertError::TokensBeyondRows { tokens: 301, rows: 300, id: 300, .. }),
-            "{text}"
-        );
-        assert!(["301", "300", "<extra>"].iter().all(|part| text.contains(part)), "{text}");
-    }
-    // A special token that no text contains, as text models have those of images: left out, and said.
-    write_with(json!({ "id": 300, "content": "<image>", "special": true }), plain);
-    let output = folder.path().join("out.gguf");
-    let report =
-        convert(folder.path(), &output, &options("F32"), &mut |_| ControlFlow::Continue(())).unwrap();
-    assert!(
-        matches!(report.notes.as_slice(), [note, rows] if note.contains("<image>") && note.contains("300 rows")
-            && rows.contains("41 of the 300 rows") && rows.contains("row 259")),
-        "{:?}",
-        report.notes
-    );
-}
-
-#[test]
 fn a_missing_output_matrix_is_the_embedding_only_where_the_configuration_allows() {
     let without = |flag: Option<bool>, class: &str| {
         let folder = tempfile::tempdir().unwrap();
@@ -304,37 +273,6 @@ fn a_missing_output_matrix_is_the_embedding_only_where_the_configuration_allows(
     }
     let error = without(Some(false), "LlamaForCausalLM").unwrap_err().to_string();
     assert!(error.contains("lm_head.weight") && error.contains("tie_word_embeddings"), "{error}");
-}
-
-/// A pipe that is opened would block the test for ever.
-#[cfg(unix)]
-#[test]
-fn pipes_are_refused_before_they_are_opened() {
-    for name in [
-        "config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "tokenizer.model",
-        "added_tokens.json",
-        "chat_template.jinja",
-        "generation_config.json",
-        "model.safetensors",
-        "model.safetensors.index.json",
-        "model-2.safetensors",
-        "modules.json",
-    ] {
-        let folder = tempfile::tempdir().unwrap();
-        write(folder.path(), &llama_config(), &llama_tensors(), "F32");
-        let path = folder.path().join(name);
-        let _ = fs::remove_file(&path);
-        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
-        let error = run(folder.path(), &options("F32")).unwrap_err();
-        assert!(
-            matches!(&error, ConvertError::NotRegular { path: found } if *found == path),
-            "{name}: {error}"
-        );
-        assert!(!folder.path().join("out.gguf").exists());
-    }
 }
 
 #[test]
@@ -378,143 +316,6 @@ fn values_that_a_type_cannot_hold_are_refused() {
 }
 
 #[test]
-fn what_is_missing_or_unknown_is_named_and_no_file_is_left() {
-    type Change<'a> = &'a dyn Fn(&mut Value, &mut Vec<TestTensor>);
-    let cases: &[(&str, Change<'_>, &str)] = &[
-        ("class", &|config, _| config["architectures"] = json!(["NewForCausalLM"]), "NewForCausalLM"),
-        (
-            "key",
-            &|config, _| drop(config.as_object_mut().unwrap().remove("num_hidden_layers")),
-            "num_hidden_layers",
-        ),
-        ("layers", &|config, _| config["num_hidden_layers"] = 3.into(), "blk.2."),
-        ("fewer", &|config, _| config["num_hidden_layers"] = 1.into(), "model.layers.1."),
-        ("huge", &|config, _| config["num_hidden_layers"] = 2_000_000.into(), "num_hidden_layers"),
-        ("heads", &|config, _| config["num_attention_heads"] = 3.into(), "heads"),
-        ("negative", &|config, _| config["hidden_size"] = (-8).into(), "hidden_size"),
-        ("activation", &|config, _| config["hidden_act"] = "gelu".into(), "hidden_act"),
-        (
-            "head",
-            &|config, _| {
-                config["head_dim"] = (1u64 << 31).into();
-                config["rope_scaling"] = json!({ "rope_type": "llama3", "factor": 8.0 });
-            },
-            "head_dim",
-        ),
-        (
-            "rope",
-            &|config, _| config["rope_scaling"] = json!({ "rope_type": "dynamic", "factor": 2.0 }),
-            "dynamic",
-        ),
-        (
-            "tensor",
-            &|_, tensors| tensors.retain(|tensor| !tensor.name.ends_with("1.mlp.up_proj.weight")),
-            "ffn_up",
-        ),
-        (
-            "extra",
-            &|_, tensors| tensors.push(TestTensor::new("model.layers.0.mlp.router.weight", &[8, 8])),
-            "mlp.router",
-        ),
-        ("not finite", &|_, tensors| tensors[4].values[3] = f32::NAN, "blk.0.ffn_norm.weight"),
-        ("infinite", &|_, tensors| tensors[0].values[9] = f32::INFINITY, "token_embd.weight"),
-        (
-            "shape",
-            &|_, tensors| {
-                tensors
-                    .iter_mut()
-                    .filter(|tensor| tensor.name.ends_with("0.mlp.up_proj.weight"))
-                    .for_each(|tensor| tensor.shape = vec![8, 16])
-            },
-            "ffn_up",
-        ),
-    ];
-    for (case, change, part) in cases {
-        let folder = tempfile::tempdir().unwrap();
-        let (mut config, mut tensors) = (llama_config(), llama_tensors());
-        change(&mut config, &mut tensors);
-        write(folder.path(), &config, &tensors, "F32");
-        let error = run(folder.path(), &options("F32")).unwrap_err().to_string();
-        assert!(error.contains(part), "{case}: {error}");
-        assert!(!folder.path().join("out.gguf").exists(), "{case}");
-    }
-}
-
-#[test]
-fn unknown_pre_tokenizers_are_refused_until_one_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    write(folder.path(), &llama_config(), &llama_tensors(), "F32");
-    let mut tokenizer = model_folder::byte_tokenizer();
-    tokenizer["pre_tokenizer"]["pretokenizers"][0] =
-        json!({ "type": "Split", "pattern": { "Regex": "[aeiou]" } });
-    fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    let error = run(folder.path(), &options("F32")).unwrap_err();
-    assert!(
-        matches!(error, ConvertError::PreTokenizer { .. }) && error.to_string().contains("[aeiou]"),
-        "{error}"
-    );
-    let named = ConvertOptions { pre_tokenizer: Some("gpt-2".to_owned()), ..options("F32") };
-    assert_eq!(run(folder.path(), &named).unwrap().get::<&str>("tokenizer.ggml.pre").unwrap(), "gpt-2");
-    fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
-    assert!(matches!(run(folder.path(), &options("F32")), Err(ConvertError::Tokenizer { .. })));
-}
-
-#[test]
-fn a_cancelled_conversion_leaves_the_old_file() {
-    let folder = tempfile::tempdir().unwrap();
-    write(folder.path(), &llama_config(), &llama_tensors(), "F32");
-    let output = folder.path().join("out.gguf");
-    fs::write(&output, "old").unwrap();
-    let cancelled = convert(folder.path(), &output, &options("F32"), &mut |progress| match progress.done * 2
-        > progress.total
-    {
-        true => ControlFlow::Break(()),
-        false => ControlFlow::Continue(()),
-    });
-    assert!(matches!(cancelled, Err(ConvertError::Cancelled)));
-    assert_eq!(fs::read(&output).unwrap(), b"old");
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5);
-}
-
-#[test]
-fn text_that_would_be_changed_is_refused_by_name() {
-    let file = |normalizer: &str, prefix: bool, model: &str| {
-        parse_tokenizer_json(
-            &serde_json::from_str(&format!(
-                r#"{{"normalizer":{normalizer},"model":{model},
-            "pre_tokenizer":{{"type":"ByteLevel","add_prefix_space":{prefix}}}}}"#
-            ))
-            .unwrap(),
-            "tokenizer.json",
-        )
-    };
-    let bytes = r#"{"type":"BPE","vocab":{"a":0},"merges":[]}"#;
-    let unigram = r#"{"type":"Unigram","unk_id":0,"vocab":[["a",0.0]]}"#;
-    let pieces = r#"{"type":"WordPiece","vocab":{"a":0}}"#;
-    let replace = r#"{"type":"Replace","pattern":{"String":"x"},"content":"y"}"#;
-    for (normalizer, prefix, model, part) in [
-        (r#"{"type":"Lowercase"}"#, false, bytes, "Lowercase"),
-        (r#"{"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"Strip"}]}"#, false, bytes, "Strip"),
-        (r#"{"type":"NFKC"}"#, false, bytes, "NFKC"),
-        (replace, false, bytes, "Replace of \"x\" by \"y\""),
-        (replace, false, unigram, "Replace of"),
-        (r#"{"type":"Lowercase"}"#, false, unigram, "Lowercase"),
-        (r#"{"type":"Lowercase"}"#, false, pieces, "Lowercase"),
-        ("null", true, bytes, "add_prefix_space"),
-    ] {
-        let error = file(normalizer, prefix, model).unwrap_err().to_string();
-        assert!(error.contains(part) && error.contains("not supported"), "{normalizer}: {error}");
-    }
-    assert_eq!(file("null", false, bytes).unwrap().notes, [""; 0]);
-    // As llama.cpp does it, with a word about it.
-    let composed = file(r#"{"type":"NFC"}"#, false, bytes).unwrap();
-    assert!(matches!(composed.notes.as_slice(), [note] if note.contains("NFC")), "{:?}", composed.notes);
-    let usual = r#"{"type":"Sequence","normalizers":[{"type":"Precompiled","precompiled_charsmap":"AAEC"},
-        {"type":"Strip"},{"type":"Replace","pattern":{"Regex":" {2,}"},"content":"▁"}]}"#;
-    assert!(file(usual, false, unigram).is_ok());
-}
-
-#[test]
 fn values_that_f16_cannot_hold_are_refused_and_fit_elsewhere() {
     let folder = tempfile::tempdir().unwrap();
     let mut tensors = llama_tensors();
@@ -541,29 +342,6 @@ fn layers_that_predict_further_tokens_are_left_out_where_the_configuration_has_t
     assert_eq!(run(folder.path(), &options("F32")).unwrap().tensor_count(), 3 + 9);
 }
 
-#[test]
-fn a_name_that_appears_twice_is_refused() {
-    let header = r#"{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"w":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#;
-    let error = parse_header(header.as_bytes(), header.len() as u64 + 16, "m.safetensors").unwrap_err();
-    assert!(error.to_string().contains("\"w\"") && error.to_string().contains("twice"), "{error}");
-}
-
-#[test]
-fn files_of_the_source_are_not_overwritten() {
-    let folder = tempfile::tempdir().unwrap();
-    write(folder.path(), &llama_config(), &llama_tensors(), "F32");
-    for name in ["model.safetensors", "config.json", "tokenizer.json"] {
-        let output = folder.path().join(name);
-        let before = fs::read(&output).unwrap();
-        let converted = convert(folder.path(), &output, &options("F32"), &mut |_| ControlFlow::Continue(()));
-        assert!(matches!(converted, Err(ConvertError::Output(_))), "{name}");
-        assert_eq!(fs::read(&output).unwrap(), before);
-    }
-    // The result of an earlier conversion may be.
-    run(folder.path(), &options("F32")).unwrap();
-    run(folder.path(), &options("F16")).unwrap();
-}
-
 /// Converts the small Llama's tensors, or changed ones, under another configuration.
 fn run_as(
     class: &str,
@@ -577,209 +355,6 @@ fn run_as(
     change(&mut tensors);
     write(folder.path(), &config, &tensors, "F32");
     run(folder.path(), &options("F32")).map_err(|error| error.to_string())
-}
-
-#[test]
-fn factors_of_frequencies_are_written_or_refused() {
-    let llama3 = json!({ "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32 });
-    let file = run_as("LlamaForCausalLM", &[("rope_scaling", llama3.clone())], |_| {}).unwrap();
-    assert_eq!(values(&file, "rope_freqs.weight").len(), 2);
-    let with_biases = |tensors: &mut Vec<TestTensor>| {
-        for layer in 0..2 {
-            for (part, rows) in [("q", 8), ("k", 4), ("v", 4)] {
-                let name = format!("model.layers.{layer}.self_attn.{part}_proj.bias");
-                tensors.push(TestTensor::new(&name, &[rows]));
-            }
-        }
-    };
-    run_as("Qwen2ForCausalLM", &[], with_biases).unwrap();
-    let long = json!({ "rope_type": "longrope", "long_factor": [1.0, 2.0], "short_factor": [1.0, 1.0] });
-    let su = json!({ "type": "su", "long_factor": [1.0, 2.0], "short_factor": [1.0, 1.0] });
-    for (class, scaling, kind) in [
-        ("Qwen2ForCausalLM", llama3, "llama3"),
-        ("Qwen2ForCausalLM", long.clone(), "longrope"),
-        ("LlamaForCausalLM", long, "longrope"),
-        ("LlamaForCausalLM", su, "su"),
-        ("LlamaForCausalLM", json!({ "rope_type": "LLAMA3", "factor": 8.0 }), "LLAMA3"),
-    ] {
-        let change = |tensors: &mut Vec<TestTensor>| {
-            if class.starts_with("Qwen") {
-                with_biases(tensors);
-            }
-        };
-        let error = run_as(class, &[("rope_scaling", scaling)], change).unwrap_err();
-        assert!(error.contains(kind) && error.contains("rope_type") && error.contains(class), "{error}");
-    }
-}
-
-#[test]
-fn the_factor_of_yarns_rotated_elements_is_written() {
-    let run = |more: Value| {
-        let mut scaling =
-            json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16 });
-        more.as_object().unwrap().iter().for_each(|(key, value)| scaling[key] = value.clone());
-        run_as("LlamaForCausalLM", &[("rope_scaling", scaling)], |_| {})
-    };
-    let own = 1.0 + 0.1 * 4f32.ln();
-    for (more, wanted) in [
-        (json!({}), None),
-        (json!({ "mscale": 2.0 }), None),
-        (json!({ "attention_factor": 3.0 }), Some(3.0 / own)),
-        (json!({ "attention_factor": 3.0, "mscale": 2.0, "mscale_all_dim": 1.0 }), Some(3.0 / own)),
-        (json!({ "attention_factor": 3.0, "extrapolation_factor": 0.0 }), Some(3.0)),
-        (json!({ "mscale": 2.0, "mscale_all_dim": 1.0 }), Some((2.0 * own - 1.0) / own / own)),
-        (json!({ "attention_factor": 3.0, "factor": 1.0 }), Some(3.0)),
-    ] {
-        let file = run(more.clone()).unwrap();
-        let found = file.find::<f32>("llama.rope.scaling.attn_factor").unwrap();
-        match (found, wanted) {
-            (None, None) => {}
-            (Some(found), Some(wanted)) => {
-                assert!((found - wanted).abs() < 1e-6, "{more}: {found}, {wanted}")
-            }
-            _ => panic!("{more}: {found:?}, {wanted:?}"),
-        }
-    }
-    for (more, place) in [
-        (json!({ "factor": 0 }), "factor"),
-        (json!({ "factor": -2.0, "rope_type": "linear" }), "factor"),
-        (json!({ "attention_factor": 0.0 }), "attention_factor"),
-        (json!({ "mscale": -9.0, "mscale_all_dim": 1.0 }), "mscale"),
-    ] {
-        let error = run(more.clone()).unwrap_err();
-        assert!(
-            error.contains(&format!("rope_parameters.{place}")) && error.contains("than 0"),
-            "{more}: {error}"
-        );
-    }
-}
-
-#[test]
-fn layers_without_rotary_embedding_are_those_of_the_graph() {
-    for (list, fits) in [
-        (json!({}), true),
-        (json!({ "no_rope_layer_interval": 4 }), true),
-        (json!({ "no_rope_layers": [] }), true),
-        (json!({ "no_rope_layers": [1, 1], "no_rope_layer_interval": 3 }), true),
-        (json!({ "no_rope_layer_interval": 2 }), false),
-        (json!({ "no_rope_layers": [1, 0] }), false),
-        (json!({ "no_rope_layers": [1] }), false),
-    ] {
-        let changes: Vec<(&str, Value)> =
-            list.as_object().unwrap().iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
-        match run_as("SmolLM3ForCausalLM", &changes, |_| {}) {
-            Ok(_) => assert!(fits, "{list}"),
-            Err(error) => assert!(!fits && error.contains("no_rope_layer"), "{list}: {error}"),
-        }
-        let llama4 = run_as("Llama4ForCausalLM", &changes, |_| {}).err().unwrap_or_default();
-        assert_eq!(llama4.contains("no_rope_layer"), !fits, "{list}: {llama4}");
-    }
-    let experts = |tensors: &mut Vec<TestTensor>| {
-        tensors.retain(|tensor| !tensor.name.contains(".mlp."));
-        for layer in 0..2 {
-            let own = format!("model.layers.{layer}.block_sparse_moe");
-            tensors.push(TestTensor::new(&format!("{own}.primary_router.weight"), &[2, 8]));
-            for expert in 0..2 {
-                for (part, shape) in [("gate", [16, 8]), ("up", [16, 8]), ("down", [8, 16])] {
-                    tensors.push(TestTensor::new(&format!("{own}.experts.{expert}.{part}.weight"), &shape));
-                }
-            }
-        }
-    };
-    for (windows, rope, wrong) in [
-        ([0, 1], json!([0, 1]), None),
-        ([0, 1], Value::Null, None),
-        ([0, 0], json!([1, 1]), None),
-        ([0, 1], json!([1, 1]), Some("rope_layout")),
-        ([0, 0], json!([0, 1]), Some("rope_layout")),
-        ([1, 0], Value::Null, Some("sliding_window_layout")),
-    ] {
-        let changes = [
-            ("moe_num_primary_experts", 2.into()),
-            ("moe_num_active_primary_experts", 1.into()),
-            ("moe_ffn_hidden_size", 16.into()),
-            ("sliding_window_size", 16.into()),
-            ("sliding_window_layout", json!(windows)),
-            ("rope_layout", rope.clone()),
-        ];
-        match (run_as("SmallThinkerForCausalLM", &changes, experts), wrong) {
-            (Ok(_), None) => {}
-            (Err(error), Some(key)) => assert!(error.contains(key), "{windows:?} {rope}: {error}"),
-            (Ok(_), Some(key)) => panic!("{windows:?} {rope}: {key} is not refused"),
-            (Err(error), None) => panic!("{windows:?} {rope}: {error}"),
-        }
-    }
-}
-
-#[test]
-fn a_chat_template_that_cannot_be_read_is_an_error() {
-    let folder = tempfile::tempdir().unwrap();
-    write(folder.path(), &llama_config(), &llama_tensors(), "F32");
-    fs::write(folder.path().join("tokenizer_config.json"), "{}").unwrap();
-    for name in ["chat_template.j2", "chat_template.jinja"] {
-        let path = folder.path().join(name);
-        fs::write(&path, b"{{ messages }}\xff").unwrap();
-        let error = run(folder.path(), &options("F32")).unwrap_err().to_string();
-        assert!(error.contains(name) && error.contains("byte 14") && error.contains("UTF-8"), "{error}");
-        fs::write(&path, "{{ messages }}").unwrap();
-        let file = run(folder.path(), &options("F32")).unwrap();
-        assert_eq!(file.get::<&str>("tokenizer.chat_template").unwrap(), "{{ messages }}");
-    }
-}
-
-/// A SentencePiece model of the unknown token, bytes and two pieces.
-fn sentence_pieces() -> Vec<u8> {
-    let field = |number: u8, content: &[u8]| [&[number << 3 | 2, content.len() as u8], content].concat();
-    let piece = |text: &str, kind: u8| {
-        let score = [&[2 << 3 | 5][..], &(-1.0f32).to_le_bytes()].concat();
-        field(1, &[field(1, text.as_bytes()), score, vec![3 << 3, kind]].concat())
-    };
-    let mut model = [piece("<unk>", 2), piece("<s>", 3), piece("</s>", 3)].concat();
-    (0..=255u8).for_each(|byte| model.extend(piece(&format!("<0x{byte:02X}>"), 6)));
-    model.extend([piece("\u{2581}", 1), piece("a", 1)].concat());
-    model.extend([field(2, &[3 << 3, 2]), field(3, &[3 << 3, 0])].concat());
-    model
-}
-
-#[test]
-fn added_tokens_of_older_folders_are_read() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
-    write(folder.path(), &llama_config(), &llama_tensors(), "F32");
-    fs::remove_file(path("tokenizer.json")).unwrap();
-    fs::write(path("tokenizer.model"), sentence_pieces()).unwrap();
-    let special = json!({ "eos_token": "</s>", "additional_special_tokens": ["[TOOL]"] });
-    fs::write(path("tokenizer_config.json"), special.to_string()).unwrap();
-    let added = json!({ "<s>": 1, "<|im_end|>": 279, "[TOOL]": 280, "word": 281 });
-    fs::write(path("added_tokens.json"), added.to_string()).unwrap();
-    let output = path("out.gguf");
-    let report =
-        convert(folder.path(), &output, &options("F32"), &mut |_| ControlFlow::Continue(())).unwrap();
-    let file = File::open(&output).unwrap();
-    let texts = file.get::<Vec<&str>>("tokenizer.ggml.tokens").unwrap();
-    let kinds = file.get::<Vec<i32>>("tokenizer.ggml.token_type").unwrap();
-    let found: Vec<(&str, i32)> = [1, 278, 279, 280, 281].iter().map(|id| (texts[*id], kinds[*id])).collect();
-    assert_eq!(found, [("<s>", 3), ("[PAD278]", 5), ("<|im_end|>", 3), ("[TOOL]", 3), ("word", 4)]);
-    // 261 pieces and three tokens.
-    assert!(
-        matches!(report.notes.as_slice(), [note] if note.contains("36 of the 300 rows") && note.contains("row 261")),
-        "{:?}",
-        report.notes
-    );
-    // What tokenizer.json says of an id comes first.
-    write(folder.path(), &llama_config(), &llama_tensors(), "F32");
-    fs::remove_file(path("tokenizer.model")).unwrap();
-    let added = json!({ "other": 258, "<|im_end|>": 279 });
-    fs::write(path("added_tokens.json"), added.to_string()).unwrap();
-    let file = run(folder.path(), &options("F32")).unwrap();
-    let texts = file.get::<Vec<&str>>("tokenizer.ggml.tokens").unwrap();
-    assert_eq!((texts[258], texts[279]), ("<|endoftext|>", "<|im_end|>"));
-    for (id, part) in [(json!("x"), "whole number"), (json!(16_777_215), "16777215")] {
-        fs::write(path("added_tokens.json"), json!({ "<|im_end|>": id }).to_string()).unwrap();
-        let error = run(folder.path(), &options("F32")).unwrap_err().to_string();
-        assert!(error.contains("added_tokens.json") && error.contains(part), "{error}");
-    }
 }
 
 /// A layer of linear attention: two heads of keys of 4 and two of values of 4.
@@ -824,72 +399,4 @@ fn linear_attention_without_heads_or_elements_is_refused() {
         }
     }
     run_as("Qwen3_5ForCausalLM", &changes("", 0), linear_attention).unwrap();
-}
-
-#[test]
-fn files_that_are_too_long_are_refused() {
-    for (name, megabytes) in [
-        ("config.json", 4),
-        ("generation_config.json", 4),
-        ("modules.json", 4),
-        ("chat_template.jinja", 4),
-        ("chat_template.j2", 4),
-        ("tokenizer.model", 16),
-        ("tokenizer.json", 64),
-        ("tokenizer_config.json", 64),
-        ("added_tokens.json", 64),
-        ("model.safetensors.index.json", 64),
-    ] {
-        let folder = tempfile::tempdir().unwrap();
-        write(folder.path(), &llama_config(), &llama_tensors(), "F32");
-        if name == "tokenizer.model" {
-            fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
-        }
-        let path = folder.path().join(name);
-        let file = fs::File::options().create(true).append(true).open(&path).unwrap();
-        file.set_len((megabytes << 20) + 1).unwrap();
-        let error = run(folder.path(), &options("F32")).unwrap_err().to_string();
-        assert!(error.contains(name) && error.contains(&(megabytes << 20).to_string()), "{name}: {error}");
-    }
-}
-
-#[test]
-fn a_token_id_beyond_any_vocabulary_takes_no_memory() {
-    let folder = tempfile::tempdir().unwrap();
-    write(folder.path(), &llama_config(), &llama_tensors(), "F32");
-    let mut tokenizer = model_folder::byte_tokenizer();
-    tokenizer["added_tokens"].as_array_mut().unwrap().push(json!({ "id": 16_777_215, "content": "<image>",
-        "special": true }));
-    fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    let error = run(folder.path(), &options("F32")).unwrap_err().to_string();
-    assert!(error.contains("<image>") && error.contains("16777215"), "{error}");
-}
-
-#[test]
-fn every_token_that_ends_generation_ends_it_after_conversion() {
-    let converted = |ids: Value| {
-        let folder = tempfile::tempdir().unwrap();
-        write(folder.path(), &llama_config(), &llama_tensors(), "F32");
-        let path = folder.path().join("tokenizer_config.json");
-        fs::write(path, json!({ "add_bos_token": false }).to_string()).unwrap();
-        fs::write(folder.path().join("generation_config.json"), json!({ "eos_token_id": ids }).to_string())
-            .unwrap();
-        let output = folder.path().join("out.gguf");
-        let report = convert(folder.path(), &output, &options("F32"), &mut |_| ControlFlow::Continue(()));
-        let file = File::open(&output).unwrap();
-        let endings: Vec<Option<u32>> = ["eos", "eot", "eom"]
-            .iter()
-            .map(|key| file.find(&format!("tokenizer.ggml.{key}_token_id")).unwrap())
-            .collect();
-        let vocabulary = quadriga_llm::tokenizer::Tokenizer::from_file(&file).unwrap();
-        let ends: Vec<u32> = (0..8).filter(|token| vocabulary.is_end(*token)).collect();
-        (endings, ends, report.unwrap().notes.join("\n"))
-    };
-    let (keys, ends, notes) = converted(json!([1, 3]));
-    assert_eq!((keys, ends), (vec![Some(1), Some(3), None], vec![1, 3]));
-    assert!(!notes.contains("eos_token_id"), "{notes}");
-    let (keys, ends, notes) = converted(json!([1, 3, 5, 1, 7]));
-    assert_eq!((keys, ends), (vec![Some(1), Some(3), Some(5)], vec![1, 3, 5]));
-    assert!(notes.contains("token 7") && notes.contains("stop string"), "{notes}");
-    assert_eq!(converted(json!(2)).0, [Some(2), None, None]);
 }

@@ -12,9 +12,6 @@ use crate::kernels::vec;
 use crate::step::{Access, Kernel, StepPart, WorkMemory};
 use crate::view::{SEGMENT, TensorView};
 
-/// The fewest tokens for which a chunk is faster than steps.
-const MIN_CHUNKED: usize = CHUNK / 2;
-
 /// Tokens of a unit of the convolution: they share the transposed kernel.
 const TOKENS: usize = 64;
 
@@ -118,17 +115,15 @@ impl DeltaRuleKernel {
         if self.parameters.tiled { head % key_heads } else { head / (self.v.dims[2] / key_heads).max(1) }
     }
 
-    /// All tokens of a strip of one head: in chunks, then the last ones in steps.
+    /// All tokens of a strip of one head: in chunks, or in a step if there is one. Both round differently, and a token's result
+    /// must not depend on how many tokens without effect follow the sequence's last one.
     fn strip(&self, head: usize, columns: &Range<usize>, state: &mut [[f32; STRIP]], rows: &mut [f32]) {
         let tokens = self.v.dims[1];
-        let mut first = 0;
-        while tokens - first >= MIN_CHUNKED {
-            let some = first..(first + CHUNK).min(tokens);
-            first = some.end;
-            self.chunk(head, columns, some, state, rows);
+        if tokens == 1 {
+            return self.step(head, columns, 0, state, rows);
         }
-        for token in first..tokens {
-            self.step(head, columns, token, state, rows);
+        for first in (0..tokens).step_by(CHUNK) {
+            self.chunk(head, columns, first..(first + CHUNK).min(tokens), state, rows);
         }
     }
 

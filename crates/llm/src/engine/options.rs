@@ -8,7 +8,7 @@ use quadriga_runtime::Scheduler;
 use super::recurrent::RecurrentRows;
 use crate::adapter::Adapter;
 use crate::hyperparameters::{Hyperparameters, LayerShape};
-use crate::models::{GraphShape, LayerSet, NeuronMode, Neurons, PageTable, WindowCache};
+use crate::models::{GraphShape, LayerSet, NeuronMode, Neurons, PageTable, PromptParts, WindowCache};
 use crate::{Error, Model, NeuronCounts, Result};
 
 /// The capacity of an engine.
@@ -116,6 +116,13 @@ const DEFAULT_CONTEXT: usize = 4096;
 
 /// Pages before those of sequences: rows that only fill up a batch write there, each to a slot of its own.
 pub(crate) const SCRAP_PAGES: usize = 8;
+
+/// The most parts of prompts in a batch, in models with recurrent layers.
+pub(crate) const MAX_PARTS: usize = 8;
+
+/// The most tokens that recurrent layers compute for parts of prompts, as a multiple of those that there are: parts have the length
+/// of the longest there.
+pub(crate) const WASTED_PARTS: usize = 2;
 
 /// Rows of recurrent states that a sequence has in a KV cache of pages: the state before a step, and after it.
 pub(crate) const STATES_OF_SEQUENCE: usize = 2;
@@ -324,6 +331,7 @@ impl EngineOptions {
     /// logits but all of them, their argmax, or hidden states.
     pub(super) fn other_largest_shapes(&self, model: &Model, largest: GraphShape) -> Vec<GraphShape> {
         let mut shapes: Vec<GraphShape> = self.shape_of_sequences(model).into_iter().collect();
+        shapes.extend(self.shape_of_parts(model, largest));
         if largest.page_table.is_some() && largest.rows > 0 {
             let whole = GraphShape { top: 0, ..largest };
             shapes.push(whole);
@@ -341,6 +349,17 @@ impl EngineOptions {
         let sequences = Some(self.sequences).filter(|sequences| recurrent && *sequences > 1)?;
         let table = PageTable { rows: sequences, pages: self.context.div_ceil(PAGE_SLOTS) };
         Some(GraphShape { sequences, ..self.paged_shape(model, sequences, sequences, table) })
+    }
+
+    /// The shape of the largest batch with parts of several prompts, in models with recurrent layers: those compute tokens for the
+    /// parts that are shorter than the longest, too.
+    fn shape_of_parts(&self, model: &Model, largest: GraphShape) -> Option<GraphShape> {
+        let several = model.hyperparameters().recurrent.is_some() && self.sequences > 1;
+        let batch = Some(largest.tokens).filter(|batch| self.pages > 0 && several && *batch > 1)?;
+        let count = self.sequences.min(MAX_PARTS);
+        let length = (WASTED_PARTS * batch).div_ceil(count);
+        let parts = PromptParts { singles: self.sequences - count, count, length };
+        Some(GraphShape { sequences: self.sequences, parts: Some(parts), ..largest })
     }
 
     /// An error unless the layers' heads can be stored in the cache's types.
@@ -435,6 +454,7 @@ impl EngineOptions {
             window_cache: self.window_cache(model.hyperparameters()),
             state_rows: self.state_rows(),
             sequences: 1,
+            parts: None,
             cache_keys: self.cache_keys,
             cache_values: self.cache_values,
             neurons: self.neurons_of(tokens),

@@ -12,6 +12,10 @@
 //! | `pages` | i32 `[s, p]` | with [`GraphShape::page_table`]: the pages of the KV cache that each sequence has |
 //! | `conv_from`, `conv_to` | i32 `[p]` | the pieces of the convolutions' states that the batch reads and writes: `row · p + i`; absent if no layer is recurrent. With several [`GraphShape::sequences`], those of one after the other |
 //! | `delta_from`, `delta_to` | i32 `[p]` | the same of the states of linear attention |
+//! | `single_rows` | i32 `[s]` | with [`GraphShape::parts`]: the tokens of the sequences that have one; absent if none has |
+//! | `part_rows` | i32 `[length · count]` | with them: the first token of each part, the second of each, …; `n` for one that a part lacks |
+//! | `part_ends` | i32 `[count · before]` | with them: the last tokens of each part, which its convolution remembers: `t · count + part`, where the first `t` are those that it remembered before |
+//! | `part_order` | i32 `[n]` | with them: where the result of each token is, after `single_rows` in `part_rows` |
 //! | `window_pages` | i32 `[s, p]` | `pages` in layers with a sliding window, where those have a KV cache of their own; 0 for pages that are before the window |
 //! | `window_slots` | i32 `[n]` | `slots` in layers with a sliding window, where those have a KV cache of their own |
 //! | `window_spans` | i32 `[n, 2]` | `spans` in layers with a sliding window; absent if there are none |
@@ -178,8 +182,11 @@ pub struct GraphShape {
     /// Rows of each recurrent state, in models that have some.
     pub state_rows: usize,
     /// Sequences of the batch, in models with recurrent states: 1 for tokens of one sequence, or as many as there are tokens for one
-    /// token of each.
+    /// token of each. With `parts`, those of one token and those of several.
     pub sequences: usize,
+    /// In models with recurrent states: how many sequences of the batch have one token, and how many have several; `None` if it has
+    /// tokens of one sequence, or one of each.
+    pub parts: Option<PromptParts>,
     /// The KV cache of layers with a sliding window; `None` if they use the other layers' slots.
     pub window_cache: Option<WindowCache>,
     /// The element type of the keys in the KV cache.
@@ -207,6 +214,17 @@ pub struct GraphShape {
     pub argmax: bool,
     /// The number of largest logits of each row that are outputs, beside all of them; 0 for none.
     pub top: usize,
+}
+
+/// The sequences of a batch, in models with recurrent states: some of one token, others with a part of a prompt.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct PromptParts {
+    /// Sequences of one token.
+    pub singles: usize,
+    /// Parts of prompts.
+    pub count: usize,
+    /// Tokens of the longest part, or more. Recurrent layers compute as many of each.
+    pub length: usize,
 }
 
 /// The shape of a page table.
@@ -262,6 +280,7 @@ impl GraphShape {
             page_table: None,
             state_rows: 2,
             sequences: 1,
+            parts: None,
             window_cache: None,
             cache_keys: DType::F16,
             cache_values: DType::F16,

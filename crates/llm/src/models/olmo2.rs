@@ -19,6 +19,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     keys.refuse_experts()?;
+    keys.require_tensor("output.weight")?;
     hyper.read_windows(keys, None, WindowPattern::Period(4))?;
     // It is not scaled.
     hyper.window_ropes().for_each(|rope| *rope = Rope::new(rope.dims, rope.pairing, rope.base));

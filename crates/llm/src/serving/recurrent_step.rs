@@ -3,12 +3,12 @@
 use super::page_pool::PrefixId;
 use super::paged_engine::{PagedEngine, PassedStep, StepSequence, StepToken, Wanted};
 use crate::Result;
-use crate::engine::resize;
+use crate::engine::{MAX_PARTS, WASTED_PARTS, resize};
 use crate::hyperparameters::Hyperparameters;
 
-/// Tokens that are computed at once: of one sequence, or one of each.
+/// Tokens that are computed at once.
 #[derive(Default)]
-struct Group<'s> {
+struct StepGroup<'s> {
     /// The tokens, whose sequences are numbered within the group.
     tokens: Vec<StepToken>,
     sequences: Vec<StepSequence<'s>>,
@@ -16,7 +16,7 @@ struct Group<'s> {
     outputs: Vec<usize>,
 }
 
-impl<'s> Group<'s> {
+impl<'s> StepGroup<'s> {
     fn add(&mut self, tokens: &[StepToken], sequence: &StepSequence<'s>, first_output: usize) {
         let number = self.sequences.len();
         self.tokens.extend(tokens.iter().map(|token| StepToken { sequence: number, ..*token }));
@@ -25,27 +25,61 @@ impl<'s> Group<'s> {
     }
 }
 
-/// The groups of a step. Sequences with one token each are the first group: what only fills it up writes to rows that others of
+/// The groups of a step: one, unless parts of prompts differ so much in their lengths, or are so many, that recurrent layers would
+/// compute too much in vain. Sequences with one token are in the first group: what only fills that up writes to rows that others of
 /// the step write afterwards.
-fn groups<'s>(tokens: &[StepToken], sequences: &[StepSequence<'s>]) -> Vec<Group<'s>> {
-    let mut singles = Group::default();
-    let mut groups = Vec::new();
+fn groups<'s>(tokens: &[StepToken], sequences: &[StepSequence<'s>]) -> Vec<StepGroup<'s>> {
+    let parts: Vec<&[StepToken]> = tokens.chunk_by(|a, b| a.sequence == b.sequence).collect();
+    let numbers = group_numbers(&parts);
+    let mut groups: Vec<StepGroup<'s>> = Vec::new();
+    groups.resize_with(numbers.iter().max().map_or(0, |last| last + 1), StepGroup::default);
+    // In the order of the step: the outputs of a single group are then those of the step.
     let mut outputs = 0;
-    for own in tokens.chunk_by(|a, b| a.sequence == b.sequence) {
-        let Some(sequence) = own.first().and_then(|token| sequences.get(token.sequence)) else { continue };
-        if own.len() == 1 {
-            singles.add(own, sequence, outputs);
-        } else {
-            let mut group = Group::default();
+    for (own, number) in parts.into_iter().zip(numbers) {
+        let sequence = own.first().and_then(|token| sequences.get(token.sequence));
+        if let Some((sequence, group)) = sequence.zip(groups.get_mut(number)) {
             group.add(own, sequence, outputs);
-            groups.push(group);
         }
         outputs += own.iter().filter(|token| token.output).count();
     }
-    if !singles.tokens.is_empty() {
-        groups.insert(0, singles);
-    }
     groups
+}
+
+/// The number of the group of each sequence.
+fn group_numbers(parts: &[&[StepToken]]) -> Vec<usize> {
+    let mut numbers = vec![0; parts.len()];
+    let mut several: Vec<(usize, &mut usize)> =
+        parts.iter().map(|own| own.len()).zip(&mut numbers).filter(|(tokens, _)| *tokens > 1).collect();
+    // Longest first: each group begins with its longest part.
+    several.sort_by_key(|(tokens, _)| std::cmp::Reverse(*tokens));
+    let (mut number, mut size) = (0, GroupSize::default());
+    for (tokens, own) in several {
+        if !size.with(tokens).is_computed_at_once() {
+            (number, size) = (number + 1, GroupSize::default());
+        }
+        size = size.with(tokens);
+        *own = number;
+    }
+    numbers
+}
+
+/// The parts of prompts of a group.
+#[derive(Clone, Copy, Default)]
+struct GroupSize {
+    parts: usize,
+    tokens: usize,
+    longest: usize,
+}
+
+impl GroupSize {
+    /// With another part.
+    fn with(self, tokens: usize) -> GroupSize {
+        GroupSize { parts: self.parts + 1, tokens: self.tokens + tokens, longest: self.longest.max(tokens) }
+    }
+
+    fn is_computed_at_once(self) -> bool {
+        self.parts <= MAX_PARTS && self.parts * self.longest <= WASTED_PARTS * self.tokens
+    }
 }
 
 /// Copies a row of results; nothing where there is none.
@@ -65,7 +99,7 @@ struct JoinedOutputs {
 }
 
 impl JoinedOutputs {
-    fn new(groups: &[Group<'_>], embeds: bool) -> JoinedOutputs {
+    fn new(groups: &[StepGroup<'_>], embeds: bool) -> JoinedOutputs {
         let count = groups.iter().map(|group| group.outputs.len()).sum();
         JoinedOutputs { several: groups.len() > 1, count, embeds, ..JoinedOutputs::default() }
     }
@@ -94,8 +128,8 @@ impl JoinedOutputs {
 }
 
 impl PagedEngine {
-    /// Computes a step of a model with recurrent layers: one token of each sequence at once, longer parts one after the other. On a
-    /// pipeline all of them are passed on, and their results waited for later.
+    /// Computes a step of a model with recurrent layers: one token of each sequence, and parts of prompts of about the same length.
+    /// On a pipeline all of them are passed on, and their results waited for later.
     pub(super) fn run_recurrent(
         &mut self,
         tokens: &[StepToken],
@@ -142,7 +176,7 @@ impl PagedEngine {
     }
 
     /// The rows of states that each sequence of a group reads and writes.
-    fn choose_rows(&mut self, group: &Group<'_>, written: &[(usize, usize)]) -> Vec<[usize; 2]> {
+    fn choose_rows(&mut self, group: &StepGroup<'_>, written: &[(usize, usize)]) -> Vec<[usize; 2]> {
         let mut taken: Vec<usize> = written.iter().map(|(_, row)| *row).collect();
         let states = self.states_mut();
         let mut rows = Vec::with_capacity(group.sequences.len());
@@ -195,25 +229,34 @@ impl PagedEngine {
 mod tests {
     use super::*;
 
-    #[test]
-    fn sequences_with_one_token_are_computed_together_and_first() {
-        let token = |sequence, output| StepToken {
-            token: 1,
-            position: 0,
-            sequence,
-            output,
-            hidden: false,
-            logits: false,
+    fn groups_of(lengths: &[usize]) -> Vec<(Vec<usize>, Vec<usize>)> {
+        let of = |sequence: usize| StepToken { sequence, ..StepToken::UNUSED };
+        let last = |(at, len): (usize, &usize)| {
+            let tokens = vec![StepToken { output: false, ..of(at) }; len - 1];
+            tokens.into_iter().chain([of(at)])
         };
-        let tokens = [token(0, true), token(1, false), token(1, true), token(2, true), token(3, false)];
-        let sequences: Vec<StepSequence<'_>> = (0..4)
-            .map(|lane| StepSequence { pages: &[], window_pages: None, lane, checkpoint: false })
-            .collect();
+        let tokens: Vec<StepToken> = lengths.iter().enumerate().flat_map(last).collect();
+        let sequences: Vec<StepSequence<'_>> =
+            (0..lengths.len()).map(|lane| StepSequence { lane, ..StepSequence::NONE }).collect();
         let groups = groups(&tokens, &sequences);
-        let lanes = |at: usize| groups[at].sequences.iter().map(|s| s.lane).collect::<Vec<_>>();
-        assert_eq!((groups.len(), lanes(0), lanes(1)), (2, vec![0, 2, 3], vec![1]));
-        assert_eq!((&groups[0].outputs[..], &groups[1].outputs[..]), (&[0, 2][..], &[1][..]));
-        let numbers: Vec<usize> = groups[0].tokens.iter().map(|token| token.sequence).collect();
-        assert_eq!(numbers, [0, 1, 2]);
+        for group in &groups {
+            let numbers: Vec<usize> = group.tokens.iter().map(|token| token.sequence).collect();
+            assert!(numbers.is_sorted() && numbers.last() == Some(&(group.sequences.len() - 1)));
+        }
+        let lanes = |group: &StepGroup<'_>| group.sequences.iter().map(|sequence| sequence.lane).collect();
+        groups.iter().map(|group| (lanes(group), group.outputs.clone())).collect()
+    }
+
+    #[test]
+    fn parts_of_about_the_same_length_are_computed_with_all_single_tokens() {
+        assert_eq!(groups_of(&[1, 1, 1]), [(vec![0, 1, 2], vec![0, 1, 2])]);
+        assert_eq!(groups_of(&[5]), [(vec![0], vec![0])]);
+        assert_eq!(groups_of(&[1, 30, 1, 40]), [(vec![0, 1, 2, 3], vec![0, 1, 2, 3])]);
+        // For 100 and 2 tokens, 200 are computed; for two more of 2 tokens it would be 300.
+        let apart = [(vec![0, 1, 4], vec![0, 1, 4]), (vec![2, 3], vec![2, 3])];
+        assert_eq!(groups_of(&[2, 100, 2, 2, 1]), apart);
+        assert_eq!(groups_of(&[30, 100, 100, 30]).len(), 1);
+        assert_eq!(groups_of(&[20; MAX_PARTS]).len(), 1);
+        assert_eq!(groups_of(&[20; MAX_PARTS + 1]).len(), 2);
     }
 }

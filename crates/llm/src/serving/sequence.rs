@@ -88,6 +88,20 @@ pub(super) enum Outcome {
     Ended,
 }
 
+/// Parts of prompts are cut at multiples of so many tokens, and have at least as many on both sides: then neither the chunks of a delta
+/// rule nor the kernel that attention uses depend on where it is.
+const PART_UNIT: usize = 16;
+
+/// How many of `tokens` from position `first` on are computed next, of at most `most`.
+fn cut_part(first: usize, tokens: usize, most: usize) -> Option<usize> {
+    if tokens <= most {
+        return Some(tokens);
+    }
+    let last = (first + most).min((first + tokens).saturating_sub(PART_UNIT));
+    let end = last / PART_UNIT * PART_UNIT;
+    end.checked_sub(first).filter(|part| *part >= PART_UNIT)
+}
+
 impl Sequence {
     pub(super) fn new(
         id: RequestId,
@@ -237,13 +251,14 @@ impl Sequence {
     }
 
     /// How many of the tokens that are left are computed next, of at most `most`. Where recurrent states are kept, a part of a
-    /// prompt ends where one is.
-    pub(super) fn next_part(&self, most: usize, keeps_states: bool) -> usize {
-        let tokens = self.remaining().min(most);
-        let first = self.next_position();
+    /// prompt ends where one is. Otherwise it is cut so that kernels round as without the cut, which depends on what else the step
+    /// computes. If so few tokens cannot be, it is `None` for one that `waits`, and cut anywhere for another.
+    pub(super) fn next_part(&self, most: usize, keeps_states: bool, waits: bool) -> Option<usize> {
+        let (first, tokens) = (self.next_position(), self.remaining());
         let inside = |end: &usize| (first + 1..first + tokens).contains(end);
         let end = self.ends_of_states().into_iter().filter(inside).min();
-        end.filter(|_| keeps_states).map_or(tokens, |end| end - first)
+        let whole = end.filter(|_| keeps_states).map_or(tokens, |end| end - first);
+        cut_part(first, whole, most).or((!waits).then_some(whole.min(most)))
     }
 
     /// Where a prompt's recurrent states are kept: after whole pages that others began with, too, and after its last whole page.

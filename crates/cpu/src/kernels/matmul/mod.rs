@@ -21,10 +21,10 @@
 //!   the unpacking (about 80 cycles for 16 × 32 weights) is paid once for all rows.
 //! - **`F32Panels`**: F32, F16 and BF16 weights in f32 arithmetic, and every type on a CPU without vector kernels.
 //!
-//! Results depend neither on the number of threads nor on how rows of weights are distributed among them. Those of
-//! quantized weights do not depend on the number of rows, either, up to [`ActivationFormat::few_rows`]: sums are formed in
-//! the same order for one row and for several. Other results do: those of F32, F16 and BF16 weights, which one row adds
-//! up in four parts and several rows in one, except on a CPU without vector kernels.
+//! Results depend neither on the number of threads nor on how rows of weights are distributed among them. They do not
+//! depend on the number of rows, either, up to [`ActivationFormat::few_rows`]: sums are formed in the same order for one
+//! row and for several. With F32 weights, and with F16 and BF16 weights except on AMX, that holds for any number of rows:
+//! the columns of a row are added up in panels of [`FLOAT_PANEL`], and the panels one after the other.
 
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels use every format"))]
 mod activations;
@@ -89,6 +89,11 @@ const CHUNK_BYTES: usize = 24 << 10;
 /// Row groups of unquantized weights in a chunk of many rows, when there are enough chunks for every thread.
 const PLAIN_GROUPS: usize = 8;
 
+/// Columns of unquantized weights that are added up before the sum is added to that of the columns before: the order of
+/// sums for any number of rows. Even, since some types have pairs of columns.
+#[cfg(target_arch = "x86_64")]
+const FLOAT_PANEL: usize = 192;
+
 /// Multiply-adds of a chunk, when there are enough chunks for every thread: small, so that all threads finish at nearly
 /// the same time, but some tens of microseconds.
 const CHUNK_WORK: usize = 4 << 20;
@@ -119,7 +124,9 @@ impl ActivationFormat {
         Ok(match isa {
             Isa::Amx(_) if rows >= MIN_TILE_ROWS && dtype != DType::F32 => ActivationFormat::Bf16Tiles,
             Isa::Scalar => ActivationFormat::F32Panels(1),
-            _ if dtype.is_quantized() && rows > ActivationFormat::few_rows(isa) => ActivationFormat::Int16,
+            _ if dtype.is_quantized() && rows > ActivationFormat::few_rows(isa, dtype) => {
+                ActivationFormat::Int16
+            }
             Isa::Avx512(_) | Isa::Amx(_) if dtype.block_len() == WIDE_SPAN => {
                 ActivationFormat::Int8x2(WIDE_SPAN)
             }
@@ -129,11 +136,13 @@ impl ActivationFormat {
         })
     }
 
-    /// Up to this many rows, the result of each with quantized weights is the same bits as alone: a sequence that is decoded
+    /// Up to this many rows, the result of each with weights of a type is the same bits as alone: a sequence that is decoded
     /// beside others has the same results as alone.
-    pub const fn few_rows(isa: Isa) -> usize {
+    pub const fn few_rows(isa: Isa, dtype: DType) -> usize {
         match isa {
             Isa::Scalar => usize::MAX,
+            Isa::Amx(_) if matches!(dtype, DType::F32) => usize::MAX,
+            Isa::Avx2(_) | Isa::AvxVnni(_) | Isa::Avx512(_) if !dtype.is_quantized() => usize::MAX,
             Isa::Avx2(_) | Isa::AvxVnni(_) => MIN_INT16_ROWS - 1,
             Isa::Avx512(_) => FEW_ROWS,
             Isa::Amx(_) => MIN_TILE_ROWS - 1,

@@ -35,6 +35,15 @@ pub(super) fn stream(at: *const u8, bytes: usize) {
     }
 }
 
+/// Prefetches bytes that are read after all those of the current panels of columns.
+#[inline(always)]
+pub(super) fn ahead(at: *const u8, bytes: usize) {
+    for line in 0..bytes.div_ceil(64) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(64 * line).cast()) };
+    }
+}
+
 /// Prefetches, for writing, the output of two groups and some rows.
 #[inline]
 pub(super) fn output(task: &Task<'_>, group: usize, rows: Range<usize>) {

@@ -168,7 +168,7 @@ impl<'g> ModelBuilder<'g> {
                 .recurrent
                 .as_ref()
                 .filter(|_| caches.recurrent)
-                .map(|of_layers| RecurrentInputs::new(g, of_layers, shape.sequences)),
+                .map(|of_layers| RecurrentInputs::new(g, of_layers, &shape)),
             query_factors: OnceCell::new(),
             tables: OnceCell::new(),
             neuron_tables: OnceCell::new(),

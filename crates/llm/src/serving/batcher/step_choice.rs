@@ -35,14 +35,18 @@ impl Batcher {
             }
         }
         let mut left = self.pace.prompt_tokens(batch - left, batch).min(left).min(self.prompt_part());
+        let mut has_prompt = false;
         for (index, id) in ids(&self.running, false) {
             let Some(index) = self.index_near(id, index).filter(|_| left > 0) else { continue };
             self.share_ahead(index);
             let keeps = self.options.engine.checkpoints > 0;
             let Some(sequence) = self.running.get(index) else { continue };
-            let (tokens, restarts) = (sequence.next_part(left, keeps), sequence.restarts);
+            // Beside too many others, a prompt is cut anywhere, rather than not computed at all.
+            let Some(tokens) = sequence.next_part(left, keeps, has_prompt) else { continue };
+            let restarts = sequence.restarts;
             if self.ensure_pages(id, index, tokens) {
                 left -= tokens;
+                has_prompt = true;
                 chosen.push(StepPart { id, index, restarts, tokens, outputs: 0, prompt: true });
             }
         }

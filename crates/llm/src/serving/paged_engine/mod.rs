@@ -1,6 +1,7 @@
 //! Runs a model's graphs for many sequences at once, over a KV cache in pages.
 
 mod cached_pages;
+mod part_inputs;
 mod ranks;
 mod stages;
 mod step_inputs;
@@ -23,7 +24,7 @@ use super::state_rows::StateRows;
 use super::window_pages::WindowPages;
 use crate::engine::{EngineOptions, ExpertCacheUse, ExpertSlots, Leader, resize};
 use crate::hyperparameters::Hyperparameters;
-use crate::models::{GraphShape, PageTable};
+use crate::models::{GraphShape, PageTable, PromptParts};
 use crate::{Error, LogitsError, Model, Result};
 
 /// The fewest pages of a row of a page table; more are a power of two.
@@ -175,7 +176,7 @@ impl PagedEngine {
         };
         engine.model.file().check_mapped()?;
         // The graph of one token uses every weight; larger steps find them loaded.
-        engine.prepare(engine.shape(1, [1, 0], (1, 1), Wanted::Logits), progress)?;
+        engine.prepare(engine.shape(1, [1, 0], (1, 1), None, Wanted::Logits), progress)?;
         let upload_bytes = engine.options.upload_bytes;
         engine.experts = ExpertSlots::new(&engine.model, &mut engine.session, upload_bytes)?;
         let on_device = |plan: &Plan| !crate::engine::has_logits_on_host(plan);
@@ -213,18 +214,21 @@ impl PagedEngine {
         }
     }
 
-    /// The shape of a step with so many tokens, outputs of logits and of hidden states, sequences, and pages of the longest one.
+    /// The shape of a step with so many tokens, outputs of logits and of hidden states, sequences, and pages of the longest one. In
+    /// models with recurrent layers, `parts` says which sequences have several tokens, if it has others, too.
     fn shape(
         &self,
         tokens: usize,
         outputs: [usize; 2],
         (sequences, pages): (usize, usize),
+        parts: Option<PromptParts>,
         wanted: Wanted,
     ) -> GraphShape {
         // Beside parts of prompts, a few rows more or less cost little: steps come in fewer shapes, and sessions keep fewer plans.
         let of_tokens = if tokens > 2 * sequences { coarse_bucket } else { bucket };
         let of_outputs = if tokens > sequences { coarse_bucket } else { bucket };
         let padded = match sequences {
+            _ if parts.is_some() => of_tokens(tokens).min(self.options.batch).max(tokens),
             // Recurrent layers would take padding for tokens.
             0..=1 if self.recurrent => tokens,
             _ if self.recurrent => of_tokens(sequences).min(self.options.sequences).max(sequences),
@@ -251,18 +255,24 @@ impl PagedEngine {
         let top = if on_device && wanted == Wanted::Logits { shape.top } else { 0 };
         // The last stage of a pipeline sends few bytes instead of all logits.
         let argmax = (on_device || self.has_stages() && has_logits) && wanted == Wanted::Argmax;
-        let together = if self.recurrent && sequences > 1 { tokens } else { 1 };
-        GraphShape { argmax, top, sequences: together, ..shape }
+        let parts = parts.map(|parts| self.padded_parts(parts));
+        let together = match parts {
+            Some(parts) => parts.singles + parts.count,
+            None if self.recurrent && sequences > 1 => tokens,
+            None => 1,
+        };
+        GraphShape { argmax, top, sequences: together, parts, ..shape }
     }
 
     fn prepare(&mut self, shape: GraphShape, progress: &mut dyn FnMut(Progress)) -> Result<()> {
-        let GraphShape { tokens, rows, sequences, page_table, argmax, top, .. } = shape;
+        let GraphShape { tokens, rows, page_table, argmax, top, sequences, parts, .. } = shape;
         let table = page_table.map_or(0, |table| (table.rows as u64) << 32 | table.pages as u64);
         let logit_rows = if shape.hidden { shape.logit_rows } else { rows };
         let rows = (logit_rows as u64) << 32 | rows as u64;
-        // Of recurrent layers, two tokens of one sequence are another graph than one token of each of two.
+        // As many tokens may be those of one sequence, of several, or of both.
         let tokens = (sequences as u64) << 32 | tokens as u64;
-        let key = PlanKey([tokens, rows, table, (top as u64) << 1 | u64::from(argmax)]);
+        let parts = parts.map_or(0, |parts| (parts.count as u64) << 24 | parts.length as u64) << 24;
+        let key = PlanKey([tokens, rows, table, parts | (top as u64) << 1 | u64::from(argmax)]);
         let model = &self.model;
         Ok(self.session.prepare_with(key, || model.graph(shape), progress)?)
     }
@@ -323,7 +333,7 @@ impl PagedEngine {
         let table = (sequences.len(), longest(sequences));
         // Which experts a step uses is read before the next one begins, and which have arrived.
         let is_next = self.experts.is_none()
-            && self.shape(tokens.len(), [outputs, 0], table, Wanted::Argmax) == shape
+            && self.shape(tokens.len(), [outputs, 0], table, None, Wanted::Argmax) == shape
             && shape.rows == shape.tokens
             && outputs == tokens.len();
         if !is_next || self.ahead.is_some() || !self.session.plan().is_some_and(Plan::is_asynchronous) {
@@ -405,7 +415,7 @@ impl PagedEngine {
         let outputs = || tokens.iter().filter(|token| token.output);
         let table = (sequences.len(), longest(sequences));
         let counts = [false, true].map(|hidden| outputs().filter(|token| token.hidden == hidden).count());
-        let shape = self.shape(tokens.len(), counts, table, wanted);
+        let shape = self.shape(tokens.len(), counts, table, self.prompt_parts(tokens), wanted);
         self.output_rows = self.fill(tokens, sequences, &shape);
         let all = outputs().zip(&self.output_rows).filter(|(token, _)| token.logits);
         let logits: Vec<usize> = all.map(|(_, row)| *row).collect();

@@ -3,6 +3,7 @@
 use quadriga_graph::PAGE_SLOTS;
 
 use super::super::window_pages::WindowPages;
+use super::part_inputs::PartRows;
 use super::{PagedEngine, StepSequence, StepToken};
 use crate::Result;
 use crate::engine::{BatchRow, SCRAP_PAGES};
@@ -27,6 +28,8 @@ pub(super) struct StepInputs {
     /// The rows of recurrent states that each sequence reads and writes.
     state_rows: Vec<[i32; 2]>,
     pieces: Vec<i32>,
+    /// Where sequences of one token and parts of prompts are.
+    parts: PartRows,
 }
 
 impl PagedEngine {
@@ -123,6 +126,10 @@ impl PagedEngine {
             inputs.window_pages.extend(pages.iter().map(|page| *page as i32));
             inputs.window_pages.resize((row + 1) * table.pages, 0);
         }
+        if let Some(parts) = shape.parts {
+            let before = self.model.part().recurrent.as_ref().map_or(0, |shape| shape.conv_kernel - 1);
+            self.inputs.parts.fill(tokens, shape.tokens, parts, before);
+        }
         output_rows
     }
 
@@ -152,6 +159,7 @@ impl PagedEngine {
             rows,
             state_rows,
             pieces,
+            parts,
             ..
         } = &mut self.inputs;
         let LayerCaches { full, windows, recurrent } = self.model.caches();
@@ -178,11 +186,18 @@ impl PagedEngine {
         if let Some(recurrent) = self.model.part().recurrent.as_ref().filter(|_| recurrent) {
             for (input, (name, _)) in recurrent.piece_inputs(0, 0).enumerate() {
                 pieces.clear();
-                for [from, to] in state_rows.iter().take(shape.sequences) {
+                let order = 0..shape.sequences;
+                let order = order.map(|at| if shape.parts.is_some() { parts.state(at) } else { at });
+                for [from, to] in order.filter_map(|at| state_rows.get(at)) {
                     let of_sequence = recurrent.piece_inputs(*from, *to).nth(input);
                     pieces.extend(of_sequence.into_iter().flat_map(|(_, pieces)| pieces));
                 }
                 self.session.set(name, pieces.as_slice())?;
+            }
+            if let Some(shape) = shape.parts {
+                for (name, values) in parts.inputs(shape) {
+                    self.session.set(name, values)?;
+                }
             }
         }
         Ok(())

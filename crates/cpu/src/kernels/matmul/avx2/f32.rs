@@ -1,19 +1,19 @@
 //! GEMV and GEMM of F32, F16 and BF16 weights in f32 arithmetic: AVX2.
 //!
 //! A group of sixteen weight rows is two vectors wide. The GEMM micro-kernel is 6 × 16: panels of up to six rows × one
-//! group, twelve accumulators in registers. GEMM converts F16 and BF16 columns to f32 in scratch memory first.
+//! group, twelve accumulators in registers. GEMM converts F16 and BF16 columns to f32 in scratch memory first. GEMV adds up
+//! two panels of columns side by side, and the panels in the order of GEMM: one row has the same result as among others.
 
 use std::arch::x86_64::*;
 
 use quadriga_graph::DType;
 
 use crate::isa::Avx2;
-use crate::kernels::matmul::Task;
 use crate::kernels::matmul::activations::SCRATCH;
 use crate::kernels::matmul::format::GROUP;
+use crate::kernels::matmul::{FLOAT_PANEL as PANEL, Task};
 
-/// Columns converted to f32 at a time.
-const PANEL: usize = SCRATCH / (GROUP * 4) / 32 * 32;
+const _: () = assert!(PANEL * GROUP * size_of::<f32>() <= SCRATCH);
 
 /// Runs a task.
 pub(in crate::kernels::matmul) fn multiply(_token: Avx2, task: &Task<'_>) {
@@ -98,10 +98,9 @@ unsafe fn rows<W: FloatWeights>(task: &Task<'_>) {
             unsafe { gemv::<W>(task, group, packed) };
             continue;
         }
-        let step = if W::IS_F32 { columns.max(1) } else { PANEL };
-        for first in (0..columns).step_by(step) {
-            let count = step.min(columns - first);
-            let mut wide = packed.cast::<f32>();
+        for first in (0..columns).step_by(PANEL) {
+            let count = PANEL.min(columns - first);
+            let mut wide = packed.cast::<f32>().wrapping_add(first * GROUP);
             if !W::IS_F32 {
                 let scratch = task.scratch.cast::<f32>();
                 for column in 0..count {
@@ -141,29 +140,48 @@ unsafe fn rows<W: FloatWeights>(task: &Task<'_>) {
 unsafe fn gemv<W: FloatWeights>(task: &Task<'_>, group: usize, packed: *const u8) {
     let columns = task.layout.columns();
     let (x, _) = task.activations.f32_panel(task.first_row);
-    let mut sums = [[_mm256_setzero_ps(); 2]; 4];
+    let mut total = [_mm256_setzero_ps(); 2];
     // SAFETY: columns below the last are inside the group and the row.
     unsafe {
-        let mut column = 0;
-        while column + 4 <= columns {
-            for (i, sums) in sums.iter_mut().enumerate() {
-                let [a, b] = W::column(packed, column + i);
-                let x = _mm256_set1_ps(*x.add(column + i));
-                sums[0] = _mm256_fmadd_ps(a, x, sums[0]);
-                sums[1] = _mm256_fmadd_ps(b, x, sums[1]);
+        for first in (0..columns).step_by(2 * PANEL) {
+            let second = (first + PANEL).min(columns);
+            let both = (columns - second).min(PANEL);
+            let mut sums = [[_mm256_setzero_ps(); 2]; 2];
+            for column in 0..both {
+                for (sums, at) in sums.iter_mut().zip([first + column, second + column]) {
+                    *sums = add_column::<W>(packed, x, at, *sums);
+                }
             }
-            column += 4;
+            for column in first + both..second {
+                sums[0] = add_column::<W>(packed, x, column, sums[0]);
+            }
+            let add = |a: [__m256; 2], b: [__m256; 2]| [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])];
+            total = if first == 0 { sums[0] } else { add(total, sums[0]) };
+            if both > 0 {
+                total = add(total, sums[1]);
+            }
         }
-        for (i, sums) in sums.iter_mut().enumerate().take(columns - column) {
-            let [a, b] = W::column(packed, column + i);
-            let x = _mm256_set1_ps(*x.add(column + i));
-            sums[0] = _mm256_fmadd_ps(a, x, sums[0]);
-            sums[1] = _mm256_fmadd_ps(b, x, sums[1]);
-        }
-        let [a, b, c, d] = sums;
-        let low = _mm256_add_ps(_mm256_add_ps(a[0], b[0]), _mm256_add_ps(c[0], d[0]));
-        let high = _mm256_add_ps(_mm256_add_ps(a[1], b[1]), _mm256_add_ps(c[1], d[1]));
-        store(task, group, 0, [low, high], false);
+        store(task, group, 0, total, false);
+    }
+}
+
+/// Adds the product of a column and its activation to the sums of a group.
+///
+/// # Safety
+/// The column is in the group and in the row, and the CPU has the instructions.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_column<W: FloatWeights>(
+    packed: *const u8,
+    x: *const f32,
+    column: usize,
+    [low, high]: [__m256; 2],
+) -> [__m256; 2] {
+    // SAFETY: promised by the caller.
+    unsafe {
+        let [a, b] = W::column(packed, column);
+        let x = _mm256_set1_ps(*x.add(column));
+        [_mm256_fmadd_ps(a, x, low), _mm256_fmadd_ps(b, x, high)]
     }
 }
 
@@ -203,6 +221,17 @@ unsafe fn store(task: &Task<'_>, group: usize, row: usize, sums: [__m256; 2], ad
     let first = group * GROUP;
     let count = GROUP.min(task.layout.rows() - first);
     let Some(out) = task.output.row(row) else { return };
+    if count == GROUP {
+        for (half, sum) in sums.into_iter().enumerate() {
+            // SAFETY: the row has all columns of the group.
+            unsafe {
+                let place = out.add(first + 8 * half);
+                let sum = if add { _mm256_add_ps(_mm256_loadu_ps(place), sum) } else { sum };
+                _mm256_storeu_ps(place, sum);
+            }
+        }
+        return;
+    }
     let mut lanes = [0.0_f32; GROUP];
     // SAFETY: an array of sixteen; columns past the end of the row are left out.
     unsafe {

@@ -1,23 +1,25 @@
 //! GEMV and GEMM of F32, F16 and BF16 weights in f32 arithmetic: AVX-512.
 //!
 //! GEMV multiplies each column of a group, one vector, with one activation. The GEMM micro-kernel is 12 × 32: panels of
-//! up to twelve rows × two groups, 24 accumulators in registers. [`PANEL`] columns are taken at a time: those of two
+//! up to twelve rows × two groups, 24 accumulators in registers. [`PANEL`] columns are added up at a time: those of two
 //! groups (24 KiB) stay in the L1 cache while [`ROWS`] rows pass by, and those of the rows in the L2 cache while the
 //! groups of the task do. Sums are kept in scratch memory meanwhile: the row stride of the output may be a power of
 //! two, so that few rows fit a set-associative cache. F16 and BF16 columns are converted to f32 in scratch memory
-//! first.
+//! first. GEMV adds up several such panels of columns side by side, for as many independent chains of sums, and the panels
+//! in the order of GEMM: one row has the same result as among others.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use quadriga_graph::DType;
 
 use crate::isa::Avx512;
 use crate::kernels::matmul::activations::SCRATCH;
 use crate::kernels::matmul::format::GROUP;
-use crate::kernels::matmul::{PLAIN_GROUPS, Task, prefetch};
+use crate::kernels::matmul::{FLOAT_PANEL as PANEL, PLAIN_GROUPS, Task, prefetch};
 
-/// Columns taken at a time.
-const PANEL: usize = 192;
+/// Panels of columns that GEMV adds up side by side: a multiply-add takes four cycles.
+const CHAINS: usize = 4;
 
 /// Rows taken at a time: whole panels.
 const ROWS: usize = 252;
@@ -124,29 +126,78 @@ unsafe fn gemv<W: FloatWeights>(task: &Task<'_>) {
     let (x, _) = task.activations.f32_panel(task.first_row);
     for group in task.groups.clone() {
         let packed = task.group(group).as_ptr();
-        let mut sums = [_mm512_setzero_ps(); 4];
-        // SAFETY: pairs below columns / 2 are inside the group and the row; a last odd column is taken alone.
-        unsafe {
-            for two in 0..columns / 4 {
-                prefetch::stream(packed.wrapping_add(2 * two * W::PAIR), 2 * W::PAIR);
-                let x = x.add(4 * two);
-                let [a, b] = W::pair(packed, 2 * two, true);
-                let [c, d] = W::pair(packed, 2 * two + 1, true);
-                sums[0] = _mm512_fmadd_ps(a, _mm512_set1_ps(*x), sums[0]);
-                sums[1] = _mm512_fmadd_ps(b, _mm512_set1_ps(*x.add(1)), sums[1]);
-                sums[2] = _mm512_fmadd_ps(c, _mm512_set1_ps(*x.add(2)), sums[2]);
-                sums[3] = _mm512_fmadd_ps(d, _mm512_set1_ps(*x.add(3)), sums[3]);
+        let mut total = _mm512_setzero_ps();
+        for first in (0..columns).step_by(CHAINS * PANEL) {
+            let count = (columns - first).min(CHAINS * PANEL);
+            // SAFETY: the columns are inside the group and the row; `first` is even.
+            let sums = unsafe { chains_of::<W>(packed.add(first / 2 * W::PAIR), x.add(first), count) };
+            for (i, sum) in sums.into_iter().enumerate().take(count.div_ceil(PANEL)) {
+                total = if first + i == 0 { sum } else { _mm512_add_ps(total, sum) };
             }
-            for column in (columns / 4 * 4..columns).step_by(2) {
-                let both = column + 1 < columns;
-                let [a, b] = W::pair(packed, column / 2, both);
-                sums[0] = _mm512_fmadd_ps(a, _mm512_set1_ps(*x.add(column)), sums[0]);
-                if both {
-                    sums[1] = _mm512_fmadd_ps(b, _mm512_set1_ps(*x.add(column + 1)), sums[1]);
-                }
+        }
+        // SAFETY: the group is one of the task's.
+        unsafe { store(task, group, 0, total) };
+    }
+}
+
+/// The sums of up to [`CHAINS`] panels of columns, of which the last may have fewer columns.
+///
+/// # Safety
+/// The group and the row have `count` columns from here on, and the CPU has AVX-512.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+unsafe fn chains_of<W: FloatWeights>(group: *const u8, x: *const f32, count: usize) -> [__m512; CHAINS] {
+    let mut sums = [_mm512_setzero_ps(); CHAINS];
+    let (whole, rest) = (count / PANEL, count % PANEL);
+    // SAFETY: promised by the caller; whole panels have all columns of one, the one after them `rest`.
+    unsafe {
+        match whole {
+            0 => chains::<W, 1>(group, x, 0..rest / 2, &mut sums),
+            1 => {
+                chains::<W, 2>(group, x, 0..rest / 2, &mut sums);
+                chains::<W, 1>(group, x, rest / 2..PANEL / 2, &mut sums);
             }
-            let sum = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
-            store(task, group, 0, sum);
+            2 => {
+                chains::<W, 3>(group, x, 0..rest / 2, &mut sums);
+                chains::<W, 2>(group, x, rest / 2..PANEL / 2, &mut sums);
+            }
+            3 => {
+                chains::<W, 4>(group, x, 0..rest / 2, &mut sums);
+                chains::<W, 3>(group, x, rest / 2..PANEL / 2, &mut sums);
+            }
+            _ => chains::<W, 4>(group, x, 0..PANEL / 2, &mut sums),
+        }
+        if let Some(sum) = sums.get_mut(whole).filter(|_| rest % 2 == 1) {
+            let [last, _] = W::pair(group, (count - 1) / 2, false);
+            *sum = _mm512_fmadd_ps(last, _mm512_set1_ps(*x.add(count - 1)), *sum);
+        }
+    }
+    sums
+}
+
+/// Adds some pairs of columns of each of `N` panels to their sums.
+///
+/// # Safety
+/// The panels have these pairs, and the CPU has AVX-512.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+unsafe fn chains<W: FloatWeights, const N: usize>(
+    group: *const u8,
+    x: *const f32,
+    pairs: Range<usize>,
+    sums: &mut [__m512; CHAINS],
+) {
+    for pair in pairs {
+        // The columns after all of these panels, in their order: one thread reads one group after the other.
+        prefetch::ahead(group.wrapping_add((N * PANEL / 2 + N * pair) * W::PAIR), N * W::PAIR);
+        for (panel, sum) in sums.iter_mut().enumerate().take(N) {
+            let pair = panel * (PANEL / 2) + pair;
+            // SAFETY: promised by the caller.
+            unsafe {
+                let [a, b] = W::pair(group, pair, true);
+                *sum = _mm512_fmadd_ps(a, _mm512_set1_ps(*x.add(2 * pair)), *sum);
+                *sum = _mm512_fmadd_ps(b, _mm512_set1_ps(*x.add(2 * pair + 1)), *sum);
+            }
         }
     }
 }
