@@ -114,8 +114,7 @@ fn queries_that_grow_with_their_position_cost_no_memory_for_the_context() {
         let devices = Devices::new([Sim::new("sim:0").build()], cpu).unwrap();
         let options = EngineOptions { context: 0, ..EngineOptions::default() };
         let (placed, found) = Placement::default().plan_with_context(&model, &devices, &options).unwrap();
-        let weights: u64 =
-            placed.forecast.bytes().iter().map(|bytes| (bytes.weights + bytes.mapped) as u64).sum();
+        let weights: u64 = placed.forecast.bytes().iter().map(|bytes| bytes.weights + bytes.mapped).sum();
         (found.context, weights)
     };
     let ((short, few), (long, many)) = (planned(4096), planned(16_384));
