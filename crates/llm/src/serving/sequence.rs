@@ -484,3 +484,27 @@ fn logprobs_of(logits: &[f32], token: u32, top: usize) -> Result<TokenLogprobs> 
     let rank = 1 + logits.iter().filter(|logit| **logit > own).count();
     Ok(TokenLogprobs { logprob, rank, top })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_is_cut_between_whole_units_and_waits_only_for_little_room() {
+        for first in (0..100).step_by(PART_UNIT) {
+            for tokens in 1..100 {
+                for most in 0..120 {
+                    let Some(part) = cut_part(first, tokens, most) else {
+                        assert!(most < tokens.min(2 * PART_UNIT), "{first} {tokens} {most}");
+                        continue;
+                    };
+                    assert!(part <= most, "{first} {tokens} {most}");
+                    let rest = tokens - part;
+                    let is_cut_well =
+                        part >= PART_UNIT && rest >= PART_UNIT && part.is_multiple_of(PART_UNIT);
+                    assert!(rest == 0 || is_cut_well, "{first} {tokens} {most}");
+                }
+            }
+        }
+    }
+}
