@@ -56,8 +56,10 @@ pub(super) fn unloaded(
 ) -> Result<Option<Response>, ApiError> {
     let fields = call.fields();
     let is_plain = call.body.0.keys().all(|name| UNLOADING.contains(&name.as_str()));
-    let asks = fields.list("messages")?.is_some_and(|messages| !messages.is_empty())
-        || fields.text("prompt")?.is_some_and(|prompt| !prompt.is_empty());
+    let asks = match form {
+        AnswerForm::Chat => fields.list("messages")?.is_some_and(|messages| !messages.is_empty()),
+        AnswerForm::Generate { .. } => fields.text("prompt")?.is_some_and(|prompt| !prompt.is_empty()),
+    };
     if !keep.is_over() || !is_plain || asks {
         return Ok(None);
     }

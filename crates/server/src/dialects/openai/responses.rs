@@ -26,6 +26,12 @@ use crate::model::ServedModel;
 use crate::prompt::ends_with_assistant;
 use crate::stream::{self, StreamFormat};
 
+/// Fields that are refused, unless their value turns them off.
+pub(super) const REFUSED: &[&str] = &["prompt_logprobs", "return_token_ids"];
+
+/// Fields that name something which would have been stored.
+pub(super) const STORED: [&str; 3] = ["previous_response_id", "conversation", "prompt"];
+
 /// Answers a conversation.
 pub async fn responses(call: Call) -> Result<Response, ApiError> {
     let served = call.model().await?;
@@ -57,9 +63,9 @@ pub(crate) fn request_schema() -> Value {
 /// The request as a [`Generation`].
 pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generation, ApiError> {
     sampling_fields::refuse_unsupported(fields)?;
-    vllm_fields::refuse(fields, &["prompt_logprobs", "return_token_ids"])?;
+    vllm_fields::refuse(fields, REFUSED)?;
     check_stream(fields)?;
-    for name in ["previous_response_id", "conversation", "prompt"] {
+    for name in STORED {
         if fields.has(name) {
             return Err(fields.error(name, "is not supported: nothing is stored, send the whole input"));
         }
@@ -68,6 +74,10 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
         return Err(fields.error("background", "is not supported: nothing is stored"));
     }
     check_metadata(fields)?;
+    // They come back with the response.
+    for name in ["user", "safety_identifier", "prompt_cache_key"] {
+        fields.text(name)?;
+    }
     let messages = response_input::conversation(fields)?;
     let tools = response_input::tools(fields)?;
     let tool_choice = format_fields::tool_choice(fields, &tools)?;
