@@ -44,8 +44,9 @@ pub fn sampling(fields: &Fields<'_>, served: &ServedModel) -> Result<SamplingOpt
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(defaults.ignore_eos),
         seed: seed(fields, served)?,
     };
-    keep_samplers(fields, &mut options)?;
+    // A wrong value is refused although its sampler may be off.
     options.check()?;
+    keep_samplers(fields, &mut options)?;
     Ok(options)
 }
 

@@ -124,10 +124,8 @@ fn message(fields: &Fields<'_>) -> Result<Message, ApiError> {
     let role = fields.one_of("role", &known)?.ok_or_else(|| fields.missing("role"))?;
     refuse_images(fields)?;
     let calls = fields.objects("tool_calls")?.unwrap_or_default();
-    let name = match fields.text("tool_name")? {
-        Some(name) => Some(name),
-        None => fields.text("name")?,
-    };
+    let (name, older) = (fields.text("tool_name")?, fields.text("name")?);
+    let name = name.or(older);
     Ok(Message {
         reasoning_content: fields.text("thinking")?.map(str::to_owned),
         tool_calls: calls.iter().map(tool_call).collect::<Result<_, _>>()?,
