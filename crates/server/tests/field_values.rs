@@ -38,7 +38,7 @@ fn values_that_would_be_ignored_are_refused_by_name() {
             "messages[0].name",
         ),
         ("/v1/chat/completions", hello(), json!({ "n": 1, "n_cmpl": 0 }), "n_cmpl"),
-        ("/v1/chat/completions", hello(), json!({ "samplers": [], "dry_multiplier": -1 }), "dry-multiplier"),
+        ("/v1/chat/completions", hello(), json!({ "samplers": [], "dry_multiplier": -1 }), "dry_multiplier"),
         ("/v1/chat/completions", hello(), json!({ "temperature": 1e31 }), "temperature"),
     ];
     for (path, body, more, field) in cases {

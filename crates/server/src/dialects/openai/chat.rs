@@ -10,8 +10,8 @@ use super::answer_head::AnswerHead;
 use super::chat_stream::ChatStream;
 use super::logprobs::MAX_TOP_LOGPROBS;
 use super::request_fields::{
-    EFFORTS, ShownParts, StreamOptions, VERBOSITIES, check_stream, choices, priority, reasoning,
-    reasoning_output, shares_prefix, slot, sse_ping,
+    EFFORTS, REFUSED_OF_CHATS, ShownParts, StreamOptions, VERBOSITIES, check_stream, choices, priority,
+    reasoning, reasoning_output, shares_prefix, slot, sse_ping,
 };
 use super::usage::{Usage, finish_name};
 use super::vllm_answer::{prompt_logprobs, stop_reason};
@@ -25,9 +25,6 @@ use crate::generation::{ChatPrompt, Choice, Generation, Prompt, WholeToolCall};
 use crate::model::ServedModel;
 use crate::prompt::ends_with_assistant;
 use crate::stream::{self, StreamFormat};
-
-/// Fields that are refused, unless their value turns them off.
-pub(super) const REFUSED: &[&str] = &["echo", "audio"];
 
 /// Answers a conversation.
 pub async fn chat(call: Call) -> Result<Response, ApiError> {
@@ -81,7 +78,7 @@ pub(crate) fn request_schema() -> Value {
 /// The request as a [`Generation`].
 pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generation, ApiError> {
     sampling_fields::refuse_unsupported(fields)?;
-    vllm_fields::refuse(fields, REFUSED)?;
+    vllm_fields::refuse(fields, REFUSED_OF_CHATS)?;
     format_fields::refuse_old_names(fields)?;
     check_modalities(fields)?;
     fields.one_of("verbosity", VERBOSITIES)?;

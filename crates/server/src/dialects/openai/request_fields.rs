@@ -38,6 +38,15 @@ pub(crate) fn shares_prefix(fields: &Fields<'_>) -> Result<bool, ApiError> {
     Ok(fields.flag("cache_prompt")?.unwrap_or(true))
 }
 
+/// Fields of chat completions that are refused, unless their value turns them off.
+pub(crate) const REFUSED_OF_CHATS: &[&str] = &["echo", "audio"];
+
+/// The same of responses.
+pub(crate) const REFUSED_OF_RESPONSES: &[&str] = &["prompt_logprobs", "return_token_ids"];
+
+/// Fields of responses that name something which would have been stored.
+pub(crate) const STORED: [&str; 3] = ["previous_response_id", "conversation", "prompt"];
+
 /// The efforts of reasoning that templates may know.
 pub(crate) const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 

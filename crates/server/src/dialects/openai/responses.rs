@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use super::logprobs::MAX_TOP_LOGPROBS;
 use super::request_fields::{
-    EFFORTS, VERBOSITIES, check_stream, priority, reasoning, shares_prefix, sse_ping,
+    EFFORTS, REFUSED_OF_RESPONSES, STORED, VERBOSITIES, check_stream, priority, reasoning, shares_prefix,
+    sse_ping,
 };
 use super::response_items::ResponseItem;
 use super::response_object::ResponseObject;
@@ -25,12 +26,6 @@ use crate::hooks::check_formats;
 use crate::model::ServedModel;
 use crate::prompt::ends_with_assistant;
 use crate::stream::{self, StreamFormat};
-
-/// Fields that are refused, unless their value turns them off.
-pub(super) const REFUSED: &[&str] = &["prompt_logprobs", "return_token_ids"];
-
-/// Fields that name something which would have been stored.
-pub(super) const STORED: [&str; 3] = ["previous_response_id", "conversation", "prompt"];
 
 /// Answers a conversation.
 pub async fn responses(call: Call) -> Result<Response, ApiError> {
@@ -63,7 +58,7 @@ pub(crate) fn request_schema() -> Value {
 /// The request as a [`Generation`].
 pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generation, ApiError> {
     sampling_fields::refuse_unsupported(fields)?;
-    vllm_fields::refuse(fields, REFUSED)?;
+    vllm_fields::refuse(fields, REFUSED_OF_RESPONSES)?;
     check_stream(fields)?;
     for name in STORED {
         if fields.has(name) {

@@ -3,8 +3,10 @@
 use serde_json::{Value, json};
 
 use super::logprobs::MAX_TOP_LOGPROBS;
-use super::request_fields::{EFFORTS, REASONING_BUDGETS, VERBOSITIES};
-use super::{chat as chat_completions, messages, responses};
+use super::messages;
+use super::request_fields::{
+    EFFORTS, REASONING_BUDGETS, REFUSED_OF_CHATS, REFUSED_OF_RESPONSES, STORED, VERBOSITIES,
+};
 use crate::dialects::{format_fields, prompt_fields, sampling_fields, timings, vllm_fields};
 use crate::openapi::schema::{
     answer, any_object, any_of, count, count_between, empty_text, filled_list, flag, integer, list, null,
@@ -75,7 +77,7 @@ pub(super) fn chat_request() -> Value {
             reasoning_budgets(),
             sampling_fields::schema(),
             sampling_fields::unsupported_schema(),
-            vllm_fields::refused_schema(chat_completions::REFUSED),
+            vllm_fields::refused_schema(REFUSED_OF_CHATS),
             format_fields::schema(),
             format_fields::grammar_schema(),
             vllm_fields::schema(),
@@ -294,7 +296,7 @@ pub(super) fn response_request() -> Value {
         "safety_identifier": text(),
         "prompt_cache_key": text(),
     });
-    let stored: Value = responses::STORED.iter().map(|name| ((*name).to_owned(), null())).collect();
+    let stored: Value = STORED.iter().map(|name| ((*name).to_owned(), null())).collect();
     request(
         &["input"],
         own,
@@ -305,7 +307,7 @@ pub(super) fn response_request() -> Value {
             sampling_fields::schema(),
             sampling_fields::unsupported_schema(),
             vllm_fields::schema(),
-            vllm_fields::refused_schema(responses::REFUSED),
+            vllm_fields::refused_schema(REFUSED_OF_RESPONSES),
         ],
     )
 }
