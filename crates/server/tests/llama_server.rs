@@ -498,8 +498,8 @@ fn timings_without_an_answer_are_those_of_the_prompt() {
     for (path, asked) in asked {
         let whole = server.post(path, &asked).ok();
         let events = server.post(path, &with(asked, json!({ "stream": true }))).events();
-        let streamed = events.iter().filter_map(|(_, data)| serde_json::from_str::<Value>(data).ok());
-        let streamed = streamed.filter(|chunk| !chunk["timings"].is_null()).next_back().unwrap();
+        let mut streamed = events.iter().filter_map(|(_, data)| serde_json::from_str::<Value>(data).ok());
+        let streamed = streamed.rfind(|chunk| !chunk["timings"].is_null()).unwrap();
         for timings in [&whole["timings"], &streamed["timings"]] {
             let number =
                 |name: &str| timings[name].as_f64().unwrap_or_else(|| panic!("{path}: {name} of {timings}"));
