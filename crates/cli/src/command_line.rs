@@ -65,7 +65,7 @@ pub(crate) fn normalize(
         if let Some(option) = OPTIONAL_VALUES.iter().find(|option| option.name == long && value.is_none()) {
             value = Some(optional_value(name, option, &mut arguments)?);
         }
-        if TRANSLATIONS.iter().any(|(option, ..)| *option == long) {
+        if TRANSLATIONS.iter().any(|(option, ..)| *option == long) && !has_option(subcommand, long) {
             let value = value.or_else(|| arguments.next()).unwrap_or_default();
             normalized.extend(translated(long, &value.to_string_lossy())?.map(OsString::from));
             continue;
@@ -85,6 +85,12 @@ pub(crate) fn normalize(
         }
     }
     Ok(normalized)
+}
+
+/// Whether a command has a long option itself.
+fn has_option(command: Option<&Command>, long: &str) -> bool {
+    let mut options = command.into_iter().flat_map(Command::get_arguments);
+    options.any(|option| option.get_long() == long.strip_prefix("--"))
 }
 
 /// The value behind an option that may have none.

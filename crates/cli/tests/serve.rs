@@ -188,6 +188,116 @@ fn memory_of_requests_is_given_back() {
     panic!("{before} bytes became {}", resident());
 }
 
+/// A sample of `/metrics` without labels.
+fn sample(server: &Running, name: &str) -> f64 {
+    let (_, text) = server.ask("GET", "/metrics", "", "");
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
+    line.unwrap_or_else(|| panic!("{name} in {text}")).parse().unwrap()
+}
+
+/// Clients that vanish leave no tasks, threads or connections behind. Threads that prepared requests end after some idle seconds.
+#[cfg(target_os = "linux")]
+#[test]
+fn clients_that_vanish_leave_no_tasks_and_threads() {
+    const NAMES: [&str; 3] = ["process_threads", "quadriga:runtime_tasks", "quadriga:http_connections_open"];
+    let fixture = Fixture::with_template(TEMPLATE);
+    let server = serve(&fixture, &[]);
+    let counts = || NAMES.map(|name| sample(&server, name));
+    // Whatever is begun with the first answer.
+    assert_eq!(server.post("/v1/chat/completions", &hello()).0, 200);
+    let before = counts();
+    assert!(before[0] > 1.0 && before[1] >= 1.0 && before[2] == 1.0, "{before:?}");
+    let endless =
+        json!({ "messages": [{ "role": "user", "content": "sesame" }], "max_tokens": 2000, "stream": true,
+        "ignore_eos": true })
+        .to_string();
+    let mut clients: Vec<TcpStream> =
+        (0..24).map(|_| server.send("POST", "/v1/chat/completions", "", &endless)).collect();
+    for client in clients.iter_mut().step_by(2) {
+        client.read_exact(&mut [0; 200]).unwrap();
+    }
+    let during = counts();
+    assert!(during[1] > before[1] + 20.0 && during[2] > before[2] + 20.0, "{before:?} became {during:?}");
+    drop(clients);
+    let mut after = counts();
+    for _ in 0..6000 {
+        if after.iter().zip(&before).all(|(after, before)| after <= before) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+        after = counts();
+    }
+    panic!("{before:?} became {after:?}");
+}
+
+/// `--reasoning-format none` leaves reasoning in the text; a request may say otherwise.
+#[test]
+fn reasoning_is_where_the_flag_says() {
+    let template =
+        format!("{TEMPLATE}{{% if add_generation_prompt %}}<think>\n{{% endif %}}{{# </think> #}}");
+    let fixture = Fixture::with_template(&template);
+    let server = serve(&fixture, &["--reasoning-format", "none", "-s", "3"]);
+    let ask = |format: Value| {
+        let mut body = hello();
+        body["reasoning_format"] = format;
+        let (status, answer) = server.post("/v1/chat/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        answer["choices"][0]["message"].clone()
+    };
+    let inline = ask(Value::Null);
+    assert!(inline["content"].as_str().unwrap().starts_with("<think>\n"), "{inline}");
+    assert!(inline.get("reasoning_content").is_none(), "{inline}");
+    let apart = ask(json!("deepseek"));
+    assert_eq!(apart["content"], "");
+    let thought = apart["reasoning_content"].as_str().unwrap();
+    assert_eq!(format!("<think>\n{thought}"), inline["content"].as_str().unwrap());
+}
+
+/// `--pooling` decides how embeddings are made of the vectors of tokens, of models that generate text and of encoders.
+#[test]
+fn pooling_is_that_of_the_flag() {
+    let decoder = Fixture::with_template(TEMPLATE);
+    let embed = |fixture: &Fixture, pooling: &str| -> Value {
+        let printed =
+            output(&mut fixture.command("embed", &["sesame", "--pooling", pooling, "-q"])).success();
+        let printed: Value = serde_json::from_str(&printed.out).unwrap();
+        printed["embeddings"][0]["embedding"].clone()
+    };
+    let close = |a: &Value, b: &Value| {
+        let numbers = |value: &Value| -> Vec<f64> {
+            let flat = value.as_array().unwrap().iter().flat_map(|one| match one {
+                Value::Array(inner) => inner.clone(),
+                one => vec![one.clone()],
+            });
+            flat.map(|number| number.as_f64().unwrap()).collect()
+        };
+        let (a, b) = (numbers(a), numbers(b));
+        assert!(a.len() == b.len() && !a.is_empty(), "{} and {}", a.len(), b.len());
+        a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-4)
+    };
+    for pooling in ["mean", "cls", "last"] {
+        let server = serve(&decoder, &["--pooling", pooling]);
+        let (status, answer) = server.post("/v1/embeddings", &json!({ "input": "sesame" }));
+        assert_eq!(status, 200, "{answer}");
+        let found = &answer["data"][0]["embedding"];
+        assert!(close(found, &embed(&decoder, pooling)), "{pooling}");
+        if pooling == "mean" {
+            assert!(!close(found, &embed(&decoder, "last")));
+        }
+    }
+    let server = serve(&decoder, &["--pooling", "none"]);
+    let (status, answer) = server.post("/v1/embeddings", &json!({ "input": "sesame" }));
+    assert!(
+        status == 400 && answer["error"]["message"].as_str().unwrap().contains("--pooling none"),
+        "{answer}"
+    );
+    let (status, answer) = server.post("/embedding", &json!({ "content": "sesame" }));
+    assert_eq!(status, 200, "{answer}");
+    let rows = answer[0]["embedding"].as_array().unwrap();
+    assert!(rows.len() > 1, "{answer}");
+    assert!(close(&answer[0]["embedding"], &embed(&decoder, "none")));
+}
+
 #[test]
 fn sighup_reads_keys_again() {
     let fixture = Fixture::with_template(TEMPLATE);
@@ -486,7 +596,9 @@ fn wrong_options_are_errors() {
     refused(&["--single-turn"], "quadriga chat");
     refused(&["--api-prefix", "llm"], "/llm");
     refused(&["--api-prefix", "/{x}"], "/llm");
-    refused(&["--reasoning-format", "none"], "--reasoning show");
+    refused(&["--reasoning-format", "some"], "deepseek-legacy");
+    refused(&["--pooling", "median"], "mean, cls, last");
+    refused(&["--pooling", "rank", "--port", "0"], "classification head");
     let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../server/tests/data/first");
     let [certificate, key] = ["certificate", "key"].map(|name| format!("{data}-{name}.pem"));
     refused(&["--tls-cert", &certificate, "--tls-key", &certificate], "it holds a certificate");

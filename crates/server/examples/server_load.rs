@@ -31,7 +31,7 @@ use quadriga_server::{App, Keys, Limits, ModelRegistry, ServedModel, Server};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
-use load::{Storm, all_ended, get, metric, settle};
+use load::{Storm, Workers, all_ended, get, metric, settle};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -107,11 +107,13 @@ const WARM_STORMS: u64 = 4;
 /// Storms on a server whose KV cache is full: what the server has after the first ones is what the others must come back to.
 async fn storms(address: SocketAddr, storm: Storm) {
     fill(address).await;
+    rest(address).await;
+    let workers = Workers::of(address).await.unwrap();
     let (mut before, mut most) = (None, 0_f64);
     for seed in 1..=2 * WARM_STORMS {
         let started = Instant::now();
         let report = Storm { seed, ..storm }.run(address).await;
-        let left = settle(address).await.unwrap();
+        let left = settle(address, &workers).await.unwrap();
         let memory = rest(address).await;
         let descriptors = metric(address, "process_open_fds").await.unwrap();
         println!(
@@ -141,6 +143,8 @@ async fn storms(address: SocketAddr, storm: Storm) {
 /// the one in the second tenth: single samples differ by more than what is looked for. The KV cache is full from the beginning.
 async fn streams(address: SocketAddr, count: usize, time: Duration) {
     fill(address).await;
+    rest(address).await;
+    let workers = Workers::of(address).await.unwrap();
     let started = Instant::now();
     let ending = started + time;
     let tokens = Arc::new(AtomicU64::new(0));
@@ -165,7 +169,7 @@ async fn streams(address: SocketAddr, count: usize, time: Duration) {
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
     all_ended(all).await.unwrap();
-    let left = settle(address).await.unwrap();
+    let left = settle(address, &workers).await.unwrap();
     let tenths: Vec<f64> = (0..10).map(|tenth| median(&samples, time * tenth / 10, time / 10)).collect();
     let shown: Vec<String> = tenths.iter().map(|bytes| format!("{:.1}", bytes / 1e6)).collect();
     let drift = (tenths[9] / tenths[1] - 1.0) * 100.0;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use crate::field_log::FieldLog;
 use crate::operation::auth::Keys;
 use crate::operation::body_room::{BodyMemory, BodyRoom};
 use crate::operation::hosts::Hosts;
@@ -66,6 +67,7 @@ pub struct App {
     bodies: Arc<BodyMemory>,
     release: Option<MemoryRelease>,
     interface: Interface,
+    field_log: Option<Arc<FieldLog>>,
     started: Instant,
     /// Whether the first model is still being loaded.
     starting: AtomicBool,
@@ -88,6 +90,7 @@ impl App {
             requests: RequestCounts::default(),
             release: None,
             interface: Interface::default(),
+            field_log: None,
             started: Instant::now(),
             starting: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
@@ -124,6 +127,17 @@ impl App {
     #[must_use]
     pub fn with_interface(self, interface: Interface) -> App {
         App { interface, ..self }
+    }
+
+    /// With a log of the fields that requests are asked for.
+    #[must_use]
+    pub fn with_field_log(self, log: Arc<FieldLog>) -> App {
+        App { field_log: Some(log), ..self }
+    }
+
+    /// The log of fields, if there is one.
+    pub(crate) fn field_log(&self) -> Option<&Arc<FieldLog>> {
+        self.field_log.as_ref()
     }
 
     /// Which routes there are, and where.

@@ -36,35 +36,53 @@ impl JsonBody {
         if bytes.iter().all(u8::is_ascii_whitespace) {
             return Ok(JsonBody(Map::new()));
         }
-        match serde_json::from_slice(bytes) {
-            Ok(Value::Object(object)) => Ok(JsonBody(object)),
-            Ok(_) => Err(ApiError::invalid("the body must be a JSON object")),
-            Err(error) => Err(ApiError::invalid(format!("the body is not valid JSON: {error}"))),
+        JsonBody::of(parse_value(bytes)?)
+    }
+
+    fn of(value: Value) -> Result<JsonBody, ApiError> {
+        match value {
+            Value::Object(object) => Ok(JsonBody(object)),
+            _ => Err(ApiError::invalid("the body must be a JSON object")),
         }
     }
 
     /// Reads and parses the body of a request, with the memory that it takes.
     pub(crate) async fn read(request: Request, app: &Arc<App>) -> Result<(JsonBody, BodyRoom), ApiError> {
-        let limits = app.limits();
-        check_coding(request.headers())?;
-        let read = read(request.into_body(), app);
-        let (bytes, room) = tokio::time::timeout(limits.body_time, read).await.map_err(|_| {
-            ApiError::new(
-                ErrorKind::Timeout,
-                format!("the body did not arrive within {:?}", limits.body_time),
-            )
-        })??;
-        if tracing::enabled!(target: PROMPTS, tracing::Level::INFO) {
-            tracing::info!(target: PROMPTS, body = %printable(&bytes), "request body");
-        }
-        if bytes.len() < LONG_BODY {
-            return Ok((JsonBody::parse(&bytes)?, room));
-        }
-        // The threads that serve connections have others to serve meanwhile.
-        let parse = move || JsonBody::parse(&bytes).map(|body| (body, room));
-        let failed = |_| ApiError::new(ErrorKind::Internal, "the body could not be parsed");
-        tokio::task::spawn_blocking(parse).await.map_err(failed)?
+        read_parsed(request, app, JsonBody::parse).await
     }
+}
+
+/// Reads and parses the body of a request that need not be an object, with the memory that it takes.
+pub(crate) async fn read_value(request: Request, app: &Arc<App>) -> Result<(Value, BodyRoom), ApiError> {
+    read_parsed(request, app, parse_value).await
+}
+
+fn parse_value(bytes: &[u8]) -> Result<Value, ApiError> {
+    serde_json::from_slice(bytes)
+        .map_err(|error| ApiError::invalid(format!("the body is not valid JSON: {error}")))
+}
+
+async fn read_parsed<T: Send + 'static>(
+    request: Request,
+    app: &Arc<App>,
+    parse: fn(&[u8]) -> Result<T, ApiError>,
+) -> Result<(T, BodyRoom), ApiError> {
+    let limits = app.limits();
+    check_coding(request.headers())?;
+    let read = read(request.into_body(), app);
+    let (bytes, room) = tokio::time::timeout(limits.body_time, read).await.map_err(|_| {
+        ApiError::new(ErrorKind::Timeout, format!("the body did not arrive within {:?}", limits.body_time))
+    })??;
+    if tracing::enabled!(target: PROMPTS, tracing::Level::INFO) {
+        tracing::info!(target: PROMPTS, body = %printable(&bytes), "request body");
+    }
+    if bytes.len() < LONG_BODY {
+        return Ok((parse(&bytes)?, room));
+    }
+    // The threads that serve connections have others to serve meanwhile.
+    let parse = move || parse(&bytes).map(|body| (body, room));
+    let failed = |_| ApiError::new(ErrorKind::Internal, "the body could not be parsed");
+    tokio::task::spawn_blocking(parse).await.map_err(failed)?
 }
 
 /// Bodies are read as they are sent: one that is compressed, or in a coding that the server does not know, would be taken for something

@@ -9,6 +9,7 @@ use axum::http::HeaderMap;
 use crate::app::App;
 use crate::body::JsonBody;
 use crate::error::ApiError;
+use crate::field_log::RouteFieldLog;
 use crate::fields::Fields;
 use crate::model::ServedModel;
 use crate::operation::body_room::BodyRoom;
@@ -26,6 +27,8 @@ pub struct Call {
     pub headers: HeaderMap,
     /// The body.
     pub body: JsonBody,
+    /// Notes the fields that are asked for, where that is wanted.
+    log: Option<RouteFieldLog>,
     /// The memory that the body takes as long as it is there.
     _room: BodyRoom,
 }
@@ -37,7 +40,7 @@ pub struct RequestId(pub String);
 impl Call {
     /// The fields of the body.
     pub fn fields(&self) -> Fields<'_> {
-        self.body.fields()
+        self.body.fields().logged(self.log.as_ref())
     }
 
     /// The model that the body names.
@@ -54,8 +57,9 @@ impl FromRequest<Arc<App>> for Call {
         let caller = request.extensions().get::<Caller>().cloned().unwrap_or_default();
         let id = request.extensions().get::<RequestId>().cloned().unwrap_or_default();
         let headers = request.headers().clone();
+        let log = app.field_log().map(|log| RouteFieldLog::new(log, request.uri().path()));
         let (body, room) = JsonBody::read(request, app).await?;
-        Ok(Call { app: Arc::clone(app), caller, id, headers, body, _room: room })
+        Ok(Call { app: Arc::clone(app), caller, id, headers, body, log, _room: room })
     }
 }
 

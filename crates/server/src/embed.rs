@@ -95,7 +95,7 @@ async fn embed_beside(
         service: served.service()?,
         client,
         usage,
-        pooling: served.model.hyperparameters().pooling.unwrap_or(Pooling::Last),
+        pooling: served.pooling(),
         sender,
         notes,
         running: HashMap::new(),
@@ -133,7 +133,7 @@ async fn embed_beside(
 
 impl Texts<'_> {
     fn submit(&mut self, number: usize, text: Vec<u32>) -> Result<(), ApiError> {
-        let flight = self.served.note_in_flight(text.len());
+        let flight = self.served.note_in_flight(text.len(), None, None);
         let (events, reply) = (TextSink { number, notes: self.sender.clone() }, self.sender.clone());
         let request = Request {
             embedding: Some(self.pooling),
@@ -144,10 +144,16 @@ impl Texts<'_> {
         let entry = Arc::clone(&flight.entry);
         let sink: EventSink = Box::new(move |event| match event {
             Event::Progress { computed, .. } => {
+                entry.slot.begin();
                 entry.computed.store(computed, Ordering::Relaxed);
                 !events.notes.is_closed()
             }
-            event => events.send(event),
+            event => {
+                if matches!(event, Event::Finished(_) | Event::Failed(_)) {
+                    entry.slot.end();
+                }
+                events.send(event)
+            }
         });
         let accepted = move |ids| reply.send((number, Note::Submitted(ids))).is_ok();
         let submitted = self.service.submit_to(vec![(request, sink)], accepted);

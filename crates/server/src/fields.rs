@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use crate::error::{ApiError, quoted};
+use crate::field_log::RouteFieldLog;
 
 /// The fields of a JSON object at a place in the request.
 #[derive(Clone, Debug)]
@@ -10,18 +11,31 @@ pub struct Fields<'a> {
     object: &'a Map<String, Value>,
     /// The place with a dot behind it, or nothing.
     prefix: String,
+    /// Notes the names of fields that are asked for.
+    log: Option<&'a RouteFieldLog>,
 }
 
 impl<'a> Fields<'a> {
     /// The fields of the request's body.
     pub fn new(object: &'a Map<String, Value>) -> Fields<'a> {
-        Fields { object, prefix: String::new() }
+        Fields { object, prefix: String::new(), log: None }
     }
 
-    /// The fields of an object at a place such as `messages[0]`.
-    pub fn of(value: &'a Value, place: &str) -> Result<Fields<'a>, ApiError> {
+    /// The same, with a log of the names that are asked for.
+    #[must_use]
+    pub fn logged(self, log: Option<&'a RouteFieldLog>) -> Fields<'a> {
+        Fields { log, ..self }
+    }
+
+    /// The fields of an object within this one, at a place such as `messages[0]`.
+    fn of(&self, value: &'a Value, place: &str) -> Result<Fields<'a>, ApiError> {
         let object = value.as_object().ok_or_else(|| wrong(place, value, "an object"))?;
-        Ok(Fields { object, prefix: format!("{place}.") })
+        Ok(Fields { object, prefix: format!("{place}."), log: self.log })
+    }
+
+    /// The fields of an object that is an element of the list in a field.
+    pub fn element(&self, name: &str, index: usize, value: &'a Value) -> Result<Fields<'a>, ApiError> {
+        self.of(value, &format!("{}[{index}]", self.place(name)))
     }
 
     /// The full name of a field, as errors have it.
@@ -31,6 +45,9 @@ impl<'a> Fields<'a> {
 
     /// A field that is there and not null.
     pub fn value(&self, name: &str) -> Option<&'a Value> {
+        if let Some(log) = self.log {
+            log.note(&self.place(name));
+        }
         self.object.get(name).filter(|value| !value.is_null())
     }
 
@@ -84,9 +101,11 @@ impl<'a> Fields<'a> {
         self.read(name, "a number", Value::as_f64)
     }
 
-    /// A finite number as samplers have it.
+    /// A number as samplers have it: one that is finite with 32 bits, too.
     pub fn float(&self, name: &str) -> Result<Option<f32>, ApiError> {
-        Ok(self.number(name)?.map(|number| number as f32))
+        self.read(name, "a number from -1e30 to 1e30", |value| {
+            value.as_f64().filter(|number| number.abs() <= LARGEST_FLOAT).map(|number| number as f32)
+        })
     }
 
     /// A whole number of any sign. One that is written as `3.0` is whole, too.
@@ -114,15 +133,13 @@ impl<'a> Fields<'a> {
     /// A list of objects, each with its place.
     pub fn objects(&self, name: &str) -> Result<Option<Vec<Fields<'a>>>, ApiError> {
         let Some(list) = self.list(name)? else { return Ok(None) };
-        let place = self.place(name);
-        let each =
-            list.iter().enumerate().map(|(index, value)| Fields::of(value, &format!("{place}[{index}]")));
+        let each = list.iter().enumerate().map(|(index, value)| self.element(name, index, value));
         each.collect::<Result<_, _>>().map(Some)
     }
 
     /// An object.
     pub fn object(&self, name: &str) -> Result<Option<Fields<'a>>, ApiError> {
-        self.value(name).map(|value| Fields::of(value, &self.place(name))).transpose()
+        self.value(name).map(|value| self.of(value, &self.place(name))).transpose()
     }
 
     /// An object, as it is.
@@ -147,6 +164,9 @@ impl<'a> Fields<'a> {
 
 /// The largest whole number that is read: larger ones are not exact in all clients.
 const LARGEST: i64 = 9_000_000_000_000_000;
+
+/// The largest number that samplers take.
+const LARGEST_FLOAT: f64 = 1e30;
 
 fn whole(value: &Value) -> Option<i64> {
     let float = || {

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use crate::answer_tokens::{AnswerToken, TokenPart};
 use crate::constraint::{Constraint, ToolChoice};
 use crate::error::ApiError;
+use crate::reasoning_output::ReasoningOutput;
 
 /// What the answer continues.
 #[derive(Clone, Debug)]
@@ -103,6 +104,9 @@ pub enum ReasoningEffort {
     On,
     /// An effort by name, such as `low`, for templates that know some.
     Named(String),
+    /// Nobody asked for reasoning: there is none if the template has a switch for it. A model without one reasons as it always does,
+    /// with an effort by name if there is one.
+    Unasked(Option<String>),
 }
 
 /// A request for text.
@@ -140,6 +144,10 @@ pub struct Generation {
     pub parallel_tool_calls: bool,
     /// The most tokens of reasoning.
     pub reasoning_budget: Option<usize>,
+    /// Where the reasoning is in the answer; as the server's flag says if `None`.
+    pub reasoning_output: Option<ReasoningOutput>,
+    /// The slot that the answer is to have, if it is free then.
+    pub slot: Option<usize>,
     /// Requests of higher priority are started first.
     pub priority: i32,
     /// Whether the prompt's beginning may be found in the KV cache, and be found there by others.
@@ -168,6 +176,8 @@ impl Generation {
             tool_choice: ToolChoice::Auto,
             parallel_tool_calls: true,
             reasoning_budget: None,
+            reasoning_output: None,
+            slot: None,
             priority: 0,
             shares_prefix: true,
             progress: false,
@@ -202,6 +212,8 @@ pub struct Delta {
     /// The tokens of which it is known now what they were for. All that have a part in the text are among them; others follow
     /// later, and those of a stop string never.
     pub tokens: Vec<AnswerToken>,
+    /// The slot of the answer.
+    pub slot: usize,
 }
 
 /// A part of an answer, in the order of generation.
@@ -280,6 +292,8 @@ pub struct Done {
     pub times: Finished,
     /// The last tokens, which no [`Delta`] has.
     pub tokens: Vec<AnswerToken>,
+    /// The slot of the answer.
+    pub slot: usize,
 }
 
 /// Why an answer ended.
@@ -322,6 +336,8 @@ pub enum GenerationEvent {
         cached: usize,
         /// Tokens of the prompt that are in the KV cache now, those included.
         computed: usize,
+        /// The slot of the answer.
+        slot: usize,
     },
     /// The log-probabilities of a prompt's tokens, for each but the first, if they were asked for.
     PromptLogprobs {

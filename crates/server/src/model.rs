@@ -5,14 +5,18 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use quadriga_llm::sampling::SamplingOptions;
 use quadriga_llm::serving::{Batcher, BatcherOptions, BatcherState, Finished, Service};
-use quadriga_llm::{EngineOptions, GeneratorOptions, Model};
+use quadriga_llm::{EngineOptions, GeneratorOptions, Model, Pooling};
 
 use tokio::sync::Semaphore;
 
 use crate::embedding::{EmbedderLoader, EmbeddingService};
 use crate::error::{ApiError, ErrorKind};
 use crate::operation::metrics::ModelMetrics;
+use crate::reasoning_output::ReasoningOutput;
+use crate::slot_table::{AnswerSlot, SlotTable};
+use crate::template_abilities::TemplateAbilities;
 
 /// Bytes of text from which it takes a while to tokenize it, and how many such texts are tokenized at a time.
 const LONG_TEXT: usize = 64 << 10;
@@ -30,6 +34,10 @@ pub struct ServedModel {
     pub defaults: GeneratorOptions,
     /// The random seed of requests that have none; a random one if `None`.
     pub seed: Option<u64>,
+    /// How the vectors of a text's tokens become its embedding; as the file says if `None`.
+    pub pooling: Option<Pooling>,
+    /// Where the reasoning of answers is, for requests that do not say.
+    pub reasoning_output: ReasoningOutput,
     /// When it was loaded, in seconds since 1970.
     pub created: u64,
     /// Drawings of the plan of its largest step: as SVG, and as a page.
@@ -39,6 +47,9 @@ pub struct ServedModel {
     service: Option<Service>,
     embeddings: Option<EmbeddingService>,
     in_flight: Arc<InFlightTable>,
+    slots: Arc<SlotTable>,
+    /// What is known of the chat template, once somebody asked.
+    pub(crate) template_abilities: OnceLock<TemplateAbilities>,
     next: AtomicU64,
     failure: OnceLock<String>,
     longest_token: OnceLock<usize>,
@@ -78,6 +89,23 @@ pub struct InFlight {
     pub computed: AtomicUsize,
     /// Tokens generated so far.
     pub generated: AtomicUsize,
+    /// The options with which an answer is sampled; none of texts that are embedded.
+    pub options: Option<Arc<FlightOptions>>,
+    /// The slot, once something of it is computed.
+    pub(crate) slot: AnswerSlot,
+}
+
+/// The options with which an answer is sampled.
+#[derive(Clone, Debug)]
+pub struct FlightOptions {
+    /// Temperature, top-k, top-p, penalties, logit bias and others.
+    pub sampling: SamplingOptions,
+    /// The largest number of tokens.
+    pub max_tokens: Option<usize>,
+    /// Stop strings.
+    pub stops: Vec<String>,
+    /// The number of most probable tokens that are reported with each token.
+    pub logprobs: Option<usize>,
 }
 
 impl InFlight {
@@ -100,6 +128,7 @@ pub(crate) struct InFlightGuard {
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
         self.table.touch();
+        self.entry.slot.end();
         self.table.entries.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.number);
     }
 }
@@ -147,9 +176,13 @@ impl ServedModel {
         ServedModel {
             name,
             model,
+            slots: Arc::new(SlotTable::new(options.engine.sequences)),
+            template_abilities: OnceLock::new(),
             options,
             defaults,
             seed: None,
+            pooling: None,
+            reasoning_output: ReasoningOutput::default(),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
             pictures,
             metrics: Arc::default(),
@@ -179,6 +212,27 @@ impl ServedModel {
     pub fn with_seed(mut self, seed: Option<u64>) -> ServedModel {
         self.seed = seed;
         self
+    }
+
+    /// With another pooling of embeddings than the file's.
+    #[must_use]
+    pub fn with_pooling(mut self, pooling: Option<Pooling>) -> ServedModel {
+        self.pooling = pooling;
+        self
+    }
+
+    /// With another place for the reasoning of answers.
+    #[must_use]
+    pub fn with_reasoning_output(mut self, output: ReasoningOutput) -> ServedModel {
+        self.reasoning_output = output;
+        self
+    }
+
+    /// The pooling of embeddings.
+    pub(crate) fn pooling(&self) -> Pooling {
+        let hyper = self.model.hyperparameters();
+        let default = if hyper.encoder { Pooling::Mean } else { Pooling::Last };
+        self.pooling.or(hyper.pooling).unwrap_or(default)
     }
 
     /// The engine's thread.
@@ -269,13 +323,21 @@ impl ServedModel {
         all
     }
 
-    pub(crate) fn note_in_flight(&self, prompt_tokens: usize) -> InFlightGuard {
+    /// Notes an answer that waits from now on, and would rather have a certain slot.
+    pub(crate) fn note_in_flight(
+        &self,
+        prompt_tokens: usize,
+        options: Option<Arc<FlightOptions>>,
+        slot: Option<usize>,
+    ) -> InFlightGuard {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let entry = Arc::new(InFlight {
             since: Instant::now(),
             prompt_tokens,
             computed: AtomicUsize::new(0),
             generated: AtomicUsize::new(0),
+            options,
+            slot: AnswerSlot::new(&self.slots, slot),
         });
         let mut table = self.in_flight.entries.lock().unwrap_or_else(PoisonError::into_inner);
         table.insert(number, Arc::clone(&entry));

@@ -12,6 +12,7 @@ use crate::error::ApiError;
 use crate::generation::{ChatPrompt, Generation, Prompt, PromptPart, PromptSide, ReasoningEffort};
 use crate::hooks;
 use crate::model::ServedModel;
+use crate::reasoning_output::{ReasoningOutput, ReasoningPlace};
 
 /// The most answers of one request.
 pub(crate) const MAX_CHOICES: usize = 128;
@@ -21,6 +22,10 @@ pub(crate) struct Prepared {
     pub(crate) requests: Vec<Request>,
     pub(crate) stops: Vec<String>,
     pub(crate) prompt: Vec<u32>,
+    /// Where the reasoning of answers is put.
+    pub(crate) reasoning: ReasoningPlace,
+    /// The slot that answers would rather have.
+    pub(crate) slot: Option<usize>,
 }
 
 /// The most bytes of what each answer has a copy of, for all answers of a request together: stop strings, logit biases, forms.
@@ -112,7 +117,13 @@ pub(crate) fn prepare(
         Ok(request)
     };
     let requests = (0..generation.choices).map(request).collect::<Result<_, _>>()?;
-    Ok(Prepared { requests, stops, prompt })
+    let output = generation.reasoning_output.unwrap_or(match served.reasoning_output {
+        // Only chat completions have a place for both.
+        ReasoningOutput::Both => ReasoningOutput::Apart,
+        output => output,
+    });
+    let reasoning = ReasoningPlace::new(output, first.reasoning.format());
+    Ok(Prepared { requests, stops, prompt, reasoning, slot: generation.slot })
 }
 
 /// The engine refuses these, too, but does not know the field.
@@ -218,7 +229,7 @@ pub(crate) fn text(served: &ServedModel, generation: &Generation) -> Result<Stri
         messages = served.model.tool_format()?.conversation(&messages, tools);
     }
     let mut skipped = None;
-    if chat.reasoning == ReasoningEffort::Off && !chat.continues && !chat.omits_generation_prompt {
+    if is_off(served, chat) && !chat.continues && !chat.omits_generation_prompt {
         let request = Request::chat(&served.model, &options, &chat.messages)?;
         skipped = request.empty_reasoning().filter(|_| reasons_anyway(served, &request));
     }
@@ -246,11 +257,12 @@ fn render_messages(served: &ServedModel, chat: &ChatPrompt, uses_tools: bool) ->
     let Some((last, before)) = chat.messages.split_last().filter(|_| chat.continues) else {
         let opens = !chat.omits_generation_prompt;
         let mut request = Request::chat_with(&served.model, &options, &chat.messages, opens)?;
-        if chat.reasoning == ReasoningEffort::Off && reasons_anyway(served, &request) {
+        let is_off = is_off(served, chat);
+        if is_off && reasons_anyway(served, &request) {
             request.skip_reasoning(&served.model)?;
         }
         let is_harmony = matches!(request.reasoning.format(), Some(ReasoningFormat::Harmony));
-        if chat.reasoning == ReasoningEffort::Off && !is_harmony {
+        if is_off && !is_harmony {
             request.reasoning = request.reasoning.without_reasoning();
         }
         return Ok(request);
@@ -261,6 +273,20 @@ fn render_messages(served: &ServedModel, chat: &ChatPrompt, uses_tools: bool) ->
     request.prompt.extend(served.model.tokenizer()?.encode(&last.content, special));
     request.reasoning = ReasoningSplitter::new(None, false);
     Ok(request)
+}
+
+/// Whether there is to be no reasoning. Where nobody asked for it, that is so if the template has a switch; the harmony format has
+/// none.
+fn is_off(served: &ServedModel, chat: &ChatPrompt) -> bool {
+    let Some(template) = served.model.template() else { return chat.reasoning == ReasoningEffort::Off };
+    match chat.reasoning {
+        ReasoningEffort::Off => true,
+        ReasoningEffort::Unasked(_) => {
+            !matches!(template.reasoning(), Some(ReasoningFormat::Harmony))
+                && !template.without_reasoning().is_empty()
+        }
+        ReasoningEffort::Default | ReasoningEffort::On | ReasoningEffort::Named(_) => false,
+    }
 }
 
 /// Whether the model reasons although the template was asked that it does not.
@@ -274,8 +300,10 @@ fn options(served: &ServedModel, chat: &ChatPrompt, uses_tools: bool) -> Generat
     let mut options = served.defaults.clone();
     let variables = &mut options.template_variables;
     let template = served.model.template();
+    let is_off = is_off(served, chat);
     match &chat.reasoning {
-        ReasoningEffort::Default => {}
+        _ if is_off => variables.extend(template.map(|t| t.without_reasoning()).unwrap_or_default()),
+        ReasoningEffort::Default | ReasoningEffort::Off | ReasoningEffort::Unasked(None) => {}
         ReasoningEffort::On => {
             for name in ["enable_thinking", "thinking", "enable_reasoning"] {
                 if template.is_some_and(|template| template.reads(name)) {
@@ -283,8 +311,7 @@ fn options(served: &ServedModel, chat: &ChatPrompt, uses_tools: bool) -> Generat
                 }
             }
         }
-        ReasoningEffort::Off => variables.extend(template.map(|t| t.without_reasoning()).unwrap_or_default()),
-        ReasoningEffort::Named(effort) => {
+        ReasoningEffort::Named(effort) | ReasoningEffort::Unasked(Some(effort)) => {
             variables.insert("reasoning_effort".to_owned(), effort.clone().into());
         }
     }

@@ -1,9 +1,11 @@
 //! Requests that are being answered: their events as they happen. Dropping them cancels them.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use quadriga_llm::sampling::SamplingOptions;
 use quadriga_llm::serving::{Event, EventSink, Request, RequestId, TokenLogprobs};
 use quadriga_llm::{Finish, tools};
 use tokio::sync::{mpsc, oneshot};
@@ -14,9 +16,10 @@ use crate::error::{ApiError, ErrorKind};
 use crate::generation::{
     AnswerSection, Choice, Delta, Done, FinishReason, GenerationEvent, ToolCallPiece, WholeToolCall,
 };
-use crate::model::{InFlightGuard, ServedModel};
+use crate::model::{FlightOptions, InFlightGuard, ServedModel};
 use crate::operation::caller::{CallerUse, TokenNeed};
 use crate::prompt::Prepared;
+use crate::reasoning_output::ReasoningPlace;
 
 /// The most tokens that wait for a client to read them, beyond what buffers of the connection hold. One that reads no more has its
 /// answer ended: its sequence is for others then.
@@ -51,6 +54,8 @@ struct RunningChoice {
     calls: usize,
     /// Tokens whose text has not come yet.
     held: HeldTokens,
+    /// Where its reasoning is put.
+    reasoning: ReasoningPlace,
     flight: InFlightGuard,
 }
 
@@ -96,11 +101,14 @@ impl Running {
             usage,
             failed: false,
         };
-        for Prepared { mut requests, stops, prompt } in prepared {
+        for Prepared { mut requests, stops, prompt, reasoning, slot } in prepared {
             let control_text = requests.iter().any(|request| request.rules.control_text);
             let stops = Arc::new(stops);
             let first = running.choices.len();
-            let flights: Vec<_> = requests.iter().map(|_| served.note_in_flight(prompt.len())).collect();
+            let flights: Vec<_> = requests
+                .iter()
+                .map(|request| served.note_in_flight(prompt.len(), Some(flight_options(request)), slot))
+                .collect();
             let mut submission = Submission { served: Arc::clone(served), requests: requests.len() };
             let unread = &running.unread;
             let sinks = flights
@@ -134,6 +142,7 @@ impl Running {
                 control_text,
                 calls: 0,
                 held: HeldTokens::default(),
+                reasoning: reasoning.clone(),
                 flight,
             }));
             running.prompts.push(prompt);
@@ -242,8 +251,11 @@ impl Running {
             );
             return Some(self.fail(ApiError::new(ErrorKind::Unavailable, message)));
         };
+        let slot = running.flight.entry.slot.number().unwrap_or(0);
         Some(match event {
-            Event::Progress { cached, computed } => GenerationEvent::Progress { choice, cached, computed },
+            Event::Progress { cached, computed } => {
+                GenerationEvent::Progress { choice, cached, computed, slot }
+            }
             Event::Prompt { logprobs } => GenerationEvent::PromptLogprobs { choice, logprobs },
             // Of requests for embeddings, which are not among these.
             Event::Embedding { .. } => return None,
@@ -251,14 +263,17 @@ impl Running {
                 self.unread.fetch_sub(1, Ordering::Relaxed);
                 let bytes = self.served.text_bytes(piece.token, running.control_text);
                 let tokens = running.held.add(&bytes, &piece, logprobs);
+                let calls = !piece.tool_calls.is_empty();
                 let tool_calls = piece.tool_calls.into_iter().map(|piece| running.tool_call(piece)).collect();
+                let (reasoning, text) = running.reasoning.put(piece.reasoning, piece.text, calls);
                 GenerationEvent::Delta(Delta {
                     choice,
                     token: piece.token,
-                    text: piece.text,
-                    reasoning: piece.reasoning,
+                    text,
+                    reasoning,
                     tool_calls,
                     tokens,
+                    slot,
                 })
             }
             Event::Finished(finished) => {
@@ -281,6 +296,7 @@ impl Running {
                     reasoning_tokens: finished.counts.reasoning,
                     times: finished,
                     tokens,
+                    slot,
                 })
             }
             Event::Failed(error) => {
@@ -296,6 +312,21 @@ impl Running {
             }
         })
     }
+}
+
+/// The options of a request, for whoever asks what is being computed.
+fn flight_options(request: &Request) -> Arc<FlightOptions> {
+    Arc::new(FlightOptions {
+        // The biases are not shown, and may be many.
+        sampling: SamplingOptions {
+            logit_bias: BTreeMap::new(),
+            dry: request.sampling.dry.clone(),
+            ..request.sampling
+        },
+        max_tokens: request.max_tokens,
+        stops: request.stops.clone(),
+        logprobs: request.logprobs,
+    })
 }
 
 /// The tokens that requests may use: those of the prompt, and of the answer as far as the request or the context limits it.
@@ -401,6 +432,10 @@ fn sink(
     let (metrics, entry) = (Arc::clone(&served.metrics), Arc::clone(&flight.entry));
     let (sender, mut last) = (sender.clone(), None);
     Box::new(move |event| {
+        match event {
+            Event::Finished(_) | Event::Failed(_) => entry.slot.end(),
+            _ => entry.slot.begin(),
+        }
         if let Event::Progress { computed, .. } = event {
             entry.computed.store(computed, Ordering::Relaxed);
             if !progress {

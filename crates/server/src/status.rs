@@ -205,6 +205,14 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
         metrics.write(&name, &states, &mut out);
     }
     app.requests().write(&mut out);
+    let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    out.sample(
+        "quadriga:runtime_tasks",
+        "gauge",
+        "Tasks that live: one for each connection, and a few",
+        "",
+        tasks,
+    );
     process::write(&mut out);
     let text = out.text();
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()

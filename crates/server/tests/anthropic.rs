@@ -150,6 +150,47 @@ fn thinking_is_a_block() {
     assert_eq!(streamed["content"], whole["content"]);
 }
 
+/// There is no thinking unless it is asked for, if the template has a switch. A model that always thinks does so.
+#[test]
+fn thinking_is_off_unless_it_is_asked_for() {
+    let switch = "{% if add_generation_prompt %}{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n\
+        {% else %}<think>\n{% endif %}{% endif %}";
+    let server_of = |end: &str| {
+        let template = format!("{}{end}", model::TEMPLATE);
+        Setup { model: model::with_template(&template), ..Setup::default() }.start()
+    };
+    let kinds = |server: &TestServer, more: Value| {
+        let asked = with(hello(), more);
+        let whole = server.post("/v1/messages", &asked).ok();
+        assert_eq!(assembled(&events(server, asked))["content"], whole["content"]);
+        whole["content"][0]["type"].as_str().unwrap().to_owned()
+    };
+    let tokens = |server: &TestServer, more: Value| {
+        server.post("/v1/messages/count_tokens", &with(hello(), more)).ok()["input_tokens"].as_u64().unwrap()
+    };
+    let asked = [
+        json!({ "thinking": { "type": "enabled", "budget_tokens": 1024 } }),
+        json!({ "thinking": { "type": "adaptive" } }),
+        json!({ "thinking": { "type": "adaptive" }, "output_config": { "effort": "low" } }),
+    ];
+    let unasked = [json!({}), json!({ "thinking": null }), json!({ "output_config": { "effort": "high" } })];
+    let off = json!({ "thinking": { "type": "disabled" } });
+    let server = server_of(switch);
+    let without = tokens(&server, off.clone());
+    for more in &asked {
+        assert_eq!(kinds(&server, more.clone()), "thinking", "{more}");
+        assert!(tokens(&server, more.clone()) < without);
+    }
+    for more in unasked.iter().chain([&off]) {
+        assert_eq!(kinds(&server, more.clone()), "text", "{more}");
+        assert_eq!(tokens(&server, more.clone()), without);
+    }
+    let always = server_of("{% if add_generation_prompt %}<think>\n{% endif %}{# </think> #}");
+    for more in asked.iter().chain(&unasked) {
+        assert_eq!(kinds(&always, more.clone()), "thinking", "{more}");
+    }
+}
+
 #[test]
 fn blocks_become_messages_of_the_template() {
     let server = TestServer::start();

@@ -29,7 +29,17 @@ fn values_that_would_be_ignored_are_refused_by_name() {
         ("/v1/responses", response, json!({ "text": { "verbosity": "bogus" } }), "text.verbosity"),
         ("/v1/messages", hello(), json!({ "output_config": { "effort": "bogus" } }), "output_config.effort"),
         ("/api/chat", ollama.clone(), json!({ "truncate": 5 }), "truncate"),
-        ("/api/chat", ollama, json!({ "shift": 5 }), "shift"),
+        ("/api/chat", ollama.clone(), json!({ "shift": 5 }), "shift"),
+        // Both of two names are read, and so is what a sampler that is off has.
+        (
+            "/api/chat",
+            ollama,
+            json!({ "messages": [{ "role": "tool", "tool_name": "f", "name": 5 }] }),
+            "messages[0].name",
+        ),
+        ("/v1/chat/completions", hello(), json!({ "n": 1, "n_cmpl": 0 }), "n_cmpl"),
+        ("/v1/chat/completions", hello(), json!({ "samplers": [], "dry_multiplier": -1 }), "dry_multiplier"),
+        ("/v1/chat/completions", hello(), json!({ "temperature": 1e31 }), "temperature"),
     ];
     for (path, body, more, field) in cases {
         let answer = server.post(path, &with(body.clone(), more.clone()));

@@ -364,3 +364,185 @@ fn gaps_are_filled_by_models_that_can() {
             .contains("insert")
     );
 }
+
+/// A slot is a hint: an answer has the one that it asks for if that is free, and says which one it had.
+#[test]
+fn answers_have_slots() {
+    let server = TestServer::start();
+    let infill = Setup { model: model::with_fill_tokens(), ..Setup::default() }.start();
+    let gap = json!({ "input_prefix": "a", "input_suffix": "b", "n_predict": 2, "id_slot": 2 });
+    assert_eq!(infill.post("/infill", &gap).ok()["id_slot"], 2);
+    for slot in [0, 3] {
+        let wanted = json!({ "id_slot": slot, "return_progress": true });
+        assert_eq!(server.post("/completion", &with(body(), wanted.clone())).ok()["id_slot"], slot);
+        let chunks = chunks(&server, &with(body(), wanted.clone()));
+        assert!(chunks.iter().all(|chunk| chunk["id_slot"] == slot), "{chunks:?}");
+        let chat = with(crate::common::hello(), wanted);
+        assert_eq!(server.post("/v1/chat/completions", &chat).ok()["id_slot"], slot);
+        let streamed = server.post("/v1/chat/completions", &with(chat, json!({ "stream": true }))).chunks();
+        assert_eq!(streamed.last().unwrap()["id_slot"], slot);
+    }
+    assert_eq!(server.post("/completion", &body()).ok()["id_slot"], 0);
+    assert!(server.post("/v1/chat/completions", &crate::common::hello()).ok().get("id_slot").is_none());
+    for (path, wrong) in
+        [("/completion", json!(4)), ("/completion", json!(-2)), ("/v1/chat/completions", json!("x"))]
+    {
+        let base = with(body(), crate::common::hello());
+        let refused = server.post(path, &with(base, json!({ "id_slot": wrong })));
+        assert_eq!(refused.status, 400, "{}", refused.text());
+        assert!(
+            refused.json()["error"]["message"].as_str().unwrap().starts_with("id_slot"),
+            "{}",
+            refused.text()
+        );
+    }
+    server.assert_idle();
+}
+
+/// `/slots` tells with which options an answer is sampled, at the slot that it has.
+#[test]
+fn slots_have_the_options_of_their_answers() {
+    let server = TestServer::start();
+    let served = server.app.models().loaded().remove(0);
+    let gate = crate::common::gate::Gate::new(&served);
+    let asked = json!({ "prompt": "hello the", "n_predict": 300, "temperature": 0.25, "top_k": 7, "min_p": 0.5, "seed": 11,
+        "stop": ["@@@"], "n_probs": 2, "id_slot": 2, "ignore_eos": true, "stream": true });
+    let mut stream = server.client().connect();
+    let text = asked.to_string();
+    let head =
+        format!("POST /completion HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", text.len());
+    std::io::Write::write_all(&mut stream, (head + &text).as_bytes()).unwrap();
+    while served.in_flight().is_empty() {
+        std::thread::yield_now();
+    }
+    // Nothing of it is computed yet.
+    assert!(server.get("/slots").ok().as_array().unwrap().iter().all(|slot| slot["params"] == json!({})));
+    // Events of a step are told one after another, and the gate's are first.
+    let mut slots = Value::Null;
+    let mut busy = Vec::new();
+    for _ in 0..50 {
+        gate.step();
+        slots = server.get("/slots").ok();
+        let all = slots.as_array().unwrap().iter();
+        busy = all.filter(|slot| slot["is_processing"] == true).cloned().collect();
+        if !busy.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(busy.len(), 1, "{slots}");
+    let (slot, params) = (&busy[0], &busy[0]["params"]);
+    assert_eq!((&slot["id"], &slot["n_prompt_tokens"]), (&json!(2), &json!(6)));
+    for name in ["temperature", "top_k", "min_p", "seed", "n_predict", "n_probs", "ignore_eos", "stop"] {
+        assert_eq!(params[name], asked[name], "{name} in {params}");
+    }
+    drop(stream);
+    drop(gate);
+    server.assert_idle();
+    assert!(server.get("/slots").ok().as_array().unwrap().iter().all(|slot| slot["is_processing"] == false));
+}
+
+/// No adapter is ever loaded.
+#[test]
+fn adapters_that_do_not_exist_have_no_scale() {
+    let server = TestServer::start();
+    assert_eq!(server.get("/lora-adapters").ok(), json!([]));
+    assert_eq!(server.post("/lora-adapters", &json!([])).ok(), json!({ "success": true }));
+    for wrong in [json!([{ "id": 0, "scale": 1.0 }]), json!([5]), json!({}), json!("x"), json!(null)] {
+        let refused = server.post("/lora-adapters", &wrong);
+        assert_eq!(refused.status, 400, "{wrong}: {}", refused.text());
+        assert_eq!(refused.json()["error"]["type"], "invalid_request_error");
+    }
+    assert_eq!(server.client().send("POST", "/lora-adapters", b"").answer().status, 400);
+    assert_eq!(server.client().send("POST", "/lora-adapters", b"[").answer().status, 400);
+}
+
+/// What a template can write is found by rendering it: words in it mean nothing.
+#[test]
+fn properties_have_what_the_template_writes() {
+    let caps = |template: &str| {
+        let server = Setup { model: model::with_template(template), ..Setup::default() }.start();
+        server.get("/props").ok()["chat_template_caps"].clone()
+    };
+    let own = caps(model::TEMPLATE);
+    for name in
+        ["string_content", "system_role", "tools", "tool_calls", "parallel_tool_calls", "object_arguments"]
+    {
+        assert_eq!(own[format!("supports_{name}")], true, "{name}: {own}");
+    }
+    assert_eq!(own["supports_preserve_reasoning"], false);
+    let words = caps(
+        "{# tools tool_calls reasoning_content #}{% for m in messages %}{% if m.role == 'system' %}\
+        {{ raise_exception('system') }}{% endif %}{{ m.content }}{% endfor %}",
+    );
+    let yes: Vec<&String> =
+        words.as_object().unwrap().iter().filter(|(_, can)| **can == true).map(|(name, _)| name).collect();
+    assert_eq!(yes, ["supports_string_content"], "{words}");
+}
+
+/// A request that only fills the cache took the time of its prompt, and nothing else.
+#[test]
+fn timings_without_an_answer_are_those_of_the_prompt() {
+    let server = TestServer::start();
+    let prompt = "a long prompt ".repeat(12);
+    let asked = [
+        ("/completion", json!({ "prompt": prompt, "n_predict": 0, "cache_prompt": false })),
+        (
+            "/v1/completions",
+            json!({ "model": "small", "prompt": prompt, "max_tokens": 0, "cache_prompt": false }),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({ "messages": [{ "role": "user", "content": prompt }], "max_tokens": 0, "cache_prompt": false }),
+        ),
+    ];
+    for (path, asked) in asked {
+        let whole = server.post(path, &asked).ok();
+        let events = server.post(path, &with(asked, json!({ "stream": true }))).events();
+        let mut streamed = events.iter().filter_map(|(_, data)| serde_json::from_str::<Value>(data).ok());
+        let streamed = streamed.rfind(|chunk| !chunk["timings"].is_null()).unwrap();
+        for timings in [&whole["timings"], &streamed["timings"]] {
+            let number =
+                |name: &str| timings[name].as_f64().unwrap_or_else(|| panic!("{path}: {name} of {timings}"));
+            assert!(number("prompt_n") >= prompt.len() as f64, "{path}: {timings}");
+            for name in ["prompt_ms", "prompt_per_token_ms", "prompt_per_second"] {
+                assert!(number(name) > 0.0, "{path}: {name} of {timings}");
+            }
+            for name in
+                ["cache_n", "predicted_n", "predicted_ms", "predicted_per_token_ms", "predicted_per_second"]
+            {
+                assert_eq!(number(name), 0.0, "{path}: {name} of {timings}");
+            }
+        }
+    }
+}
+
+/// `reasoning_format` says where reasoning is, whole and streamed.
+#[test]
+fn reasoning_is_where_the_request_says() {
+    let template =
+        format!("{}{{% if add_generation_prompt %}}<think>\n{{% endif %}}{{# </think> #}}", model::TEMPLATE);
+    let server = Setup { model: model::with_template(&template), ..Setup::default() }.start();
+    let ask = |format: &str| {
+        let more = json!({ "reasoning_format": format, "reasoning_budget_tokens": 5, "max_tokens": 40 });
+        let asked = with(crate::common::hello(), more);
+        let message = server.post("/v1/chat/completions", &asked).ok()["choices"][0]["message"].clone();
+        let chunks = server.post("/v1/chat/completions", &with(asked, json!({ "stream": true }))).chunks();
+        let joined = |name: &str| -> String {
+            chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"][name].as_str()).collect()
+        };
+        let text = |name: &str| message[name].as_str().unwrap_or_default().to_owned();
+        ["content", "reasoning_content"].map(|name| {
+            assert_eq!(text(name), joined(name), "{name}");
+            text(name)
+        })
+    };
+    let [content, reasoning] = ask("deepseek");
+    assert!(!content.is_empty() && !reasoning.is_empty(), "{content:?} {reasoning:?}");
+    let inline = format!("<think>\n{reasoning}\n</think>\n\n{content}");
+    assert_eq!(ask("auto"), [content.clone(), reasoning.clone()]);
+    assert_eq!(ask("none"), [inline.clone(), String::new()]);
+    assert_eq!(ask("deepseek-legacy"), [inline, reasoning]);
+    let refused = server
+        .post("/v1/chat/completions", &with(crate::common::hello(), json!({ "reasoning_format": "x" })));
+    assert_eq!(refused.status, 400);
+}

@@ -242,7 +242,7 @@ pub struct Finished {
     pub counts: TokenCounts,
     /// From submission to the first step that computed a part of it.
     pub queued: Duration,
-    /// From submission to the first token.
+    /// From submission to the first token; to the end if there is none.
     pub first_token: Duration,
     /// From the first token to the last one.
     pub decode: Duration,

@@ -465,8 +465,10 @@ impl Sequence {
 
     /// How it ended.
     pub(super) fn finished(&self, finish: Finish) -> Finished {
-        let started = self.started.unwrap_or_else(Instant::now);
-        let (first, last) = self.sampled.unwrap_or((started, started));
+        let now = Instant::now();
+        let started = self.started.unwrap_or(now);
+        // Without a token, the prompt took until now.
+        let (first, last) = self.sampled.unwrap_or((now, now));
         Finished {
             finish,
             counts: self.counts,

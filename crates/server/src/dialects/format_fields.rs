@@ -52,7 +52,7 @@ pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
     }
     if let Some(outputs) = fields.object("structured_outputs")? {
         check_alone(&outputs, &["json", "json_object", "regex", "choice", "grammar"])?;
-        vllm_fields::refuse(&outputs, &["structural_tag", "disable_additional_properties"])?;
+        vllm_fields::refuse(&outputs, REFUSED_OUTPUTS)?;
         if let Some(constraint) = guided(&outputs, "")? {
             return Ok(constraint);
         }
@@ -69,6 +69,9 @@ pub fn constraint(fields: &Fields<'_>) -> Result<Constraint, ApiError> {
         None => Constraint::None,
     })
 }
+
+/// Fields of `structured_outputs` that are refused, unless their value turns them off.
+const REFUSED_OUTPUTS: &[&str] = &["structural_tag", "disable_additional_properties"];
 
 /// Fields that ask for a form, in the order in which they count.
 const FIELDS: &[&str] = &[
@@ -197,13 +200,19 @@ pub(crate) fn tool_name<'f>(tool: &Fields<'f>) -> Result<&'f str, ApiError> {
     }
 }
 
+/// Names that `tools` and `tool_choice` had once.
+const OLD_NAMES: [(&str, &str); 2] = [("functions", "tools"), ("function_call", "tool_choice")];
+
+/// Refuses tools by the names that OpenAI's interface had for them once.
+pub(crate) fn refuse_old_names(fields: &Fields<'_>) -> Result<(), ApiError> {
+    match OLD_NAMES.iter().find(|(name, _)| fields.has(name)) {
+        Some((name, instead)) => Err(fields.error(name, format!("is not supported any more; use {instead}"))),
+        None => Ok(()),
+    }
+}
+
 /// The definitions of tools, in the format that templates know.
 pub fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
-    for (name, instead) in [("functions", "tools"), ("function_call", "tool_choice")] {
-        if fields.has(name) {
-            return Err(fields.error(name, format!("is not supported any more; use {instead}")));
-        }
-    }
     let Some(tools) = fields.objects("tools")? else { return Ok(Vec::new()) };
     let tool = |tool: &Fields<'_>| {
         let kind = tool.text("type")?.unwrap_or("function");
@@ -239,8 +248,8 @@ pub fn tool_choice(fields: &Fields<'_>, tools: &[Value]) -> Result<ToolChoice, A
                 _ => ToolChoice::Auto,
             }
         }
-        Some(value) => {
-            let choice = Fields::of(value, &fields.place(NAME))?;
+        Some(_) => {
+            let choice = fields.object(NAME)?.ok_or_else(|| fields.missing(NAME))?;
             match choice.text("type")? {
                 Some("function") | None => {
                     // The Responses interface has the name in the object itself.
@@ -307,7 +316,8 @@ pub(crate) fn grammar_schema() -> Value {
         "guided_choice": choices(),
         "guided_grammar": text(),
         "guided_whitespace_pattern": text(),
-        "structured_outputs": request(&[], outputs, []),
+        "guided_disable_any_whitespace": flag(),
+        "structured_outputs": request(&[], outputs, [vllm_fields::refused_schema(REFUSED_OUTPUTS)]),
     })
 }
 
@@ -346,7 +356,8 @@ pub(crate) fn schema() -> Value {
         "tool_choice": tool_choice_schema(),
         "parallel_tool_calls": flag(),
     });
-    with(fields, response_format_schema())
+    let old: Value = OLD_NAMES.iter().map(|(name, _)| ((*name).to_owned(), schema::null())).collect();
+    with(with(fields, old), response_format_schema())
 }
 
 /// The schema of `response_format`.

@@ -1,12 +1,12 @@
 //! Prompts that are continued: texts, tokens, both mixed, and lists of those.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Prompt, PromptPart};
 use crate::model::ServedModel;
-use crate::openapi::schema::{any_of, filled_list, text, token};
+use crate::openapi::schema::{any_of, filled_list, request, text, token};
 
 /// The most prompts of a request.
 const MAX_PROMPTS: usize = 2048;
@@ -14,7 +14,9 @@ const MAX_PROMPTS: usize = 2048;
 /// The schema of such a field.
 pub(crate) fn schema() -> Value {
     let mixed = || filled_list(any_of([text(), token()]));
-    any_of([text(), filled_list(any_of([text(), token(), mixed()]))])
+    let media = json!({ "prompt_string": text(), "multimodal_data": { "type": "array", "maxItems": 0 } });
+    let with_media = || request(&["prompt_string"], media.clone(), []);
+    any_of([text(), filled_list(any_of([text(), token(), mixed(), with_media()])), with_media()])
 }
 
 /// The prompts of a field: a text; tokens and texts, which are one prompt if there is a token among them; a list of prompts.
@@ -25,11 +27,11 @@ pub(crate) fn prompts(fields: &Fields<'_>, name: &str) -> Result<Vec<Prompt>, Ap
             "must be a text, a list of tokens (which may have texts among them), or a list of such",
         )
     };
-    let one = |value: &Value| match value {
+    let one = |(index, value): (usize, &Value)| match value {
         Value::String(text) => Ok(Prompt::Text(text.clone())),
         Value::Array(list) if list.is_empty() => Err(fields.error(name, "has an empty prompt")),
         Value::Array(list) => mixed(list).ok_or_else(wrong),
-        Value::Object(_) => with_media(&Fields::of(value, &fields.place(name))?),
+        Value::Object(_) => with_media(&fields.element(name, index, value)?),
         _ => Err(wrong()),
     };
     match fields.value(name).ok_or_else(|| fields.missing(name))? {
@@ -40,8 +42,12 @@ pub(crate) fn prompts(fields: &Fields<'_>, name: &str) -> Result<Vec<Prompt>, Ap
         Value::Array(list) if list.len() > MAX_PROMPTS => {
             Err(fields.error(name, format!("has {} prompts; at most {MAX_PROMPTS} are allowed", list.len())))
         }
-        Value::Array(list) => list.iter().map(one).collect(),
-        value => Ok(vec![one(value)?]),
+        Value::Array(list) => list.iter().enumerate().map(one).collect(),
+        Value::Object(_) => {
+            let prompt = fields.object(name)?.map(|prompt| with_media(&prompt)).transpose()?;
+            Ok(prompt.into_iter().collect())
+        }
+        value => Ok(vec![one((0, value))?]),
     }
 }
 

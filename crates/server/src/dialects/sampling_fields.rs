@@ -9,7 +9,7 @@ use crate::call::random_seed;
 use crate::error::{ApiError, quoted};
 use crate::fields::Fields;
 use crate::model::ServedModel;
-use crate::openapi::schema::{any_of, between, count, flag, integer, list, texts};
+use crate::openapi::schema::{any_of, between, count, flag, integer, list, off, request, text, texts, token};
 
 /// The sampling options of a request, with the server's defaults where it has none of its own.
 pub fn sampling(fields: &Fields<'_>, served: &ServedModel) -> Result<SamplingOptions, ApiError> {
@@ -44,8 +44,9 @@ pub fn sampling(fields: &Fields<'_>, served: &ServedModel) -> Result<SamplingOpt
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(defaults.ignore_eos),
         seed: seed(fields, served)?,
     };
-    keep_samplers(fields, &mut options)?;
+    // A wrong value is refused although its sampler may be off.
     options.check()?;
+    keep_samplers(fields, &mut options)?;
     Ok(options)
 }
 
@@ -161,7 +162,23 @@ pub fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The schema of these fields.
+/// The schema of the fields that [`refuse_unsupported`] reads: the values that turn them off.
+pub(crate) fn unsupported_schema() -> Value {
+    let not_positive = || json!({ "type": "integer", "minimum": -9_000_000_000_000_000_i64, "maximum": 0 });
+    let unused = request(&["scale"], json!({ "scale": { "type": "number", "enum": [0] } }), []);
+    json!({
+        "mirostat": not_positive(),
+        "n_indent": not_positive(),
+        "dynatemp_range": { "type": "number", "maximum": 0 },
+        "t_max_predict_ms": { "type": "number", "maximum": 0 },
+        "adaptive_target": { "type": "number", "exclusiveMaximum": 0 },
+        "post_sampling_probs": off(),
+        "grammar_lazy": off(),
+        "lora": list(unused),
+    })
+}
+
+/// The schema of the fields that [`sampling`] reads.
 pub(crate) fn schema() -> Value {
     let share = || between(0.0, 1.0);
     let positive_share = || json!({ "type": "number", "exclusiveMinimum": 0, "maximum": 1 });
@@ -186,15 +203,22 @@ pub(crate) fn schema() -> Value {
         "dry_allowed_length": count(),
         "dry_penalty_last_n": last_n(),
         "dry_sequence_breakers": texts(),
-        "logit_bias": { "type": "object", "additionalProperties": { "type": "number" } },
+        "logit_bias": logit_bias_schema(),
         "ignore_eos": flag(),
         "samplers": samplers_schema(),
         "seed": seed_schema(),
     })
 }
 
+/// The schema of logit bias: an object, or pairs.
+fn logit_bias_schema() -> Value {
+    let bias = || any_of([json!({ "type": "number" }), off()]);
+    let pair = json!({ "type": "array", "minItems": 2, "maxItems": 2, "prefixItems": [any_of([text(), token()]), bias()] });
+    any_of([json!({ "type": "object", "additionalProperties": bias() }), list(pair)])
+}
+
 /// The schema of a seed, which may be larger than other numbers.
-pub(crate) fn seed_schema() -> Value {
+fn seed_schema() -> Value {
     json!({ "type": "integer", "minimum": -9_000_000_000_000_000_i64, "maximum": u64::MAX })
 }
 

@@ -11,7 +11,9 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Generation, PromptSide, PromptTruncation};
 use crate::model::ServedModel;
-use crate::openapi::schema::{any_of, count, count_between, filled_list, flag, list, one_of, text, token};
+use crate::openapi::schema::{
+    any_of, count, count_between, filled_list, flag, list, nothing, one_of, text, token, with,
+};
 
 /// The most stop tokens of a request: every token is compared with them.
 const MAX_STOP_TOKENS: usize = 512;
@@ -164,9 +166,14 @@ pub(crate) fn prompt_logprobs(fields: &Fields<'_>) -> Result<Option<usize>, ApiE
     }
 }
 
+/// The schema of fields that [`refuse`] reads: the values that turn them off.
+pub(crate) fn refused_schema(names: &[&str]) -> Value {
+    names.iter().map(|name| ((*name).to_owned(), nothing())).collect()
+}
+
 /// The schema of the fields that [`apply`] reads.
 pub(crate) fn schema() -> Value {
-    json!({
+    let fields = json!({
         "stop_token_ids": list(token()),
         "allowed_token_ids": filled_list(token()),
         "bad_words": any_of([text(), list(text())]),
@@ -176,7 +183,8 @@ pub(crate) fn schema() -> Value {
         "truncate_prompt_tokens": { "type": "integer", "minimum": -1, "maximum": 9_000_000_000_000_000_i64, "not": { "const": 0 } },
         "truncation_side": one_of(&["left", "right"]),
         "cache_salt": { "type": "string", "minLength": 1, "maxLength": MAX_SALT },
-    })
+    });
+    with(fields, refused_schema(&REFUSED))
 }
 
 /// The schema of what chat completions and completions tell of tokens.

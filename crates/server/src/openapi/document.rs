@@ -78,8 +78,9 @@ fn operation(route: &Described, error_schema: &str) -> Value {
         }
         if let Some(schema) = operation.request {
             let schema = schema();
-            let required =
-                schema.get("required").and_then(Value::as_array).is_some_and(|all| !all.is_empty());
+            let is_list = schema.get("type").is_some_and(|kind| kind == "array");
+            let required = is_list
+                || schema.get("required").and_then(Value::as_array).is_some_and(|all| !all.is_empty());
             let body =
                 json!({ "required": required, "content": { "application/json": { "schema": schema } } });
             object.insert("requestBody".to_owned(), body);

@@ -42,6 +42,31 @@ pub fn flag() -> Value {
     json!({ "type": "boolean" })
 }
 
+/// `false`: what a flag turns on is not supported.
+pub fn off() -> Value {
+    json!({ "type": "boolean", "enum": [false] })
+}
+
+/// A value that asks for nothing: what a field turns on is not supported.
+pub fn nothing() -> Value {
+    json!({ "enum": [false, "", [], {}, null] })
+}
+
+/// An empty string: what a field asks for is not supported.
+pub fn empty_text() -> Value {
+    json!({ "type": "string", "maxLength": 0 })
+}
+
+/// An empty list: what a field asks for is not supported.
+pub fn empty_list() -> Value {
+    json!({ "type": "array", "maxItems": 0 })
+}
+
+/// `null`: the field is not supported.
+pub fn null() -> Value {
+    json!({ "type": "null" })
+}
+
 /// An object with any fields.
 pub fn any_object() -> Value {
     json!({ "type": "object" })

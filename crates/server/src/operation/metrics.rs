@@ -93,6 +93,10 @@ pub struct ModelMetrics {
     generated: AtomicU64,
     prompt_tokens: AtomicU64,
     cached_tokens: AtomicU64,
+    /// Tokens of prompts that were computed within the time of [`Self::prefill`].
+    prefilled: AtomicU64,
+    /// Tokens that were generated within the time of [`Self::decode`]: all but the first of an answer.
+    decoded: AtomicU64,
     /// The most tokens of a prompt and its answer.
     longest: AtomicU64,
     /// Answers by the reason why they ended: end or stop, length, cancelled, failed.
@@ -116,6 +120,8 @@ impl Default for ModelMetrics {
             generated: AtomicU64::default(),
             prompt_tokens: AtomicU64::default(),
             cached_tokens: AtomicU64::default(),
+            prefilled: AtomicU64::default(),
+            decoded: AtomicU64::default(),
             longest: AtomicU64::default(),
             ended: Default::default(),
             earlier: Mutex::default(),
@@ -178,6 +184,9 @@ impl ModelMetrics {
         self.end(usize::from(matches!(finished.finish, Finish::Length | Finish::Context)));
         self.prompt_tokens.fetch_add(finished.counts.prompt as u64, Ordering::Relaxed);
         self.cached_tokens.fetch_add(finished.counts.cached as u64, Ordering::Relaxed);
+        let counts = &finished.counts;
+        self.prefilled.fetch_add(counts.prompt.saturating_sub(counts.cached) as u64, Ordering::Relaxed);
+        self.decoded.fetch_add(counts.answer.saturating_sub(1) as u64, Ordering::Relaxed);
         let tokens = (finished.counts.prompt + finished.counts.answer) as u64;
         self.longest.fetch_max(tokens, Ordering::Relaxed);
         self.queue.note(finished.queued);
@@ -268,14 +277,14 @@ impl ModelMetrics {
             (
                 "llamacpp:prompt_tokens_seconds",
                 "gauge",
-                "Prompt tokens a second, on average",
-                per(computed, self.prefill.seconds()),
+                "Average prompt throughput in tokens a second of prefills",
+                per(load(&self.prefilled), self.prefill.seconds()),
             ),
             (
                 "llamacpp:predicted_tokens_seconds",
                 "gauge",
-                "Generated tokens a second, now",
-                self.tokens_per_second(),
+                "Average generation throughput in tokens a second of generation",
+                per(load(&self.decoded), self.decode.seconds()),
             ),
             ("llamacpp:requests_processing", "gauge", "Sequences being computed", state.running as f64),
             ("llamacpp:requests_deferred", "gauge", "Requests that wait", state.waiting as f64),
@@ -357,6 +366,8 @@ impl ModelMetrics {
 
 #[cfg(test)]
 mod tests {
+    use quadriga_llm::TokenCounts;
+
     use super::*;
 
     #[test]
@@ -398,6 +409,40 @@ mod tests {
             assert!(found.contains(line), "{line} in {found}");
         }
         assert!(!text(None).contains("expert_cache"));
+    }
+
+    /// As llama-server has them: averages over the time of prefills and of generation, not over that of the clock.
+    #[test]
+    fn throughput_is_that_of_the_time_that_was_computed() {
+        let metrics = ModelMetrics::default();
+        let text = |metrics: &ModelMetrics| {
+            let mut out = Exposition::default();
+            metrics.write("m", &[], &mut out);
+            out.text()
+        };
+        let has = |text: &str, name: &str, value: &str| {
+            let line = format!("llamacpp:{name}{{model_name=\"m\"}} {value}\n");
+            assert!(text.contains(&line), "{line} in {text}");
+        };
+        let before = text(&metrics);
+        has(&before, "prompt_tokens_seconds", "0");
+        has(&before, "predicted_tokens_seconds", "0");
+        let finished = |prompt, cached, answer, prefill: u64, decode| Finished {
+            finish: Finish::End,
+            counts: TokenCounts { prompt, cached, answer, ..TokenCounts::default() },
+            queued: Duration::from_secs(7),
+            first_token: Duration::from_secs(7 + prefill),
+            decode: Duration::from_secs(decode),
+        };
+        // The first token of an answer is that of its prefill. An answer without tokens has a prefill, too.
+        metrics.note_finished(&finished(300, 100, 21, 2, 4));
+        metrics.note_finished(&finished(100, 0, 0, 4, 0));
+        metrics.note_finished(&finished(0, 0, 11, 0, 1));
+        // Texts that are embedded take no time of prefills.
+        metrics.note_embedded(1000);
+        let after = text(&metrics);
+        has(&after, "prompt_tokens_seconds", "50");
+        has(&after, "predicted_tokens_seconds", "6");
     }
 
     #[test]

@@ -28,6 +28,11 @@ pub fn open_descriptors() -> Option<usize> {
     Some(std::fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1))
 }
 
+/// Threads of the process.
+pub fn threads() -> Option<usize> {
+    Some(std::fs::read_dir("/proc/self/task").ok()?.count())
+}
+
 /// Writes them under the names that client libraries of Prometheus use.
 pub(crate) fn write(out: &mut Exposition) {
     if let Some(bytes) = resident_bytes() {
@@ -35,5 +40,8 @@ pub(crate) fn write(out: &mut Exposition) {
     }
     if let Some(count) = open_descriptors() {
         out.sample("process_open_fds", "gauge", "Open files and sockets", "", count);
+    }
+    if let Some(count) = threads() {
+        out.sample("process_threads", "gauge", "Threads of the process", "", count);
     }
 }

@@ -183,22 +183,50 @@ pub async fn metric(address: SocketAddr, name: &str) -> std::io::Result<f64> {
     Ok(line.rsplit(' ').next().and_then(|value| value.parse().ok()).unwrap_or(f64::NAN))
 }
 
-/// Asks for the state until nothing is being computed and no other connection is open. Returns what is still in use then, in
-/// words, if anything is.
-pub async fn settle(address: SocketAddr) -> std::io::Result<Option<String>> {
-    let idle = |status: &serde_json::Value, connections: f64| {
-        status["running"] == 0
-            && status["waiting"] == 0
-            && status["requests"] == serde_json::json!([])
-            && connections <= 1.0
+/// What serves clients, the one that asks included.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Workers {
+    /// Open connections.
+    pub connections: f64,
+    /// Tasks of the server's runtime.
+    pub tasks: f64,
+    /// Threads of the server's process.
+    pub threads: f64,
+}
+
+impl Workers {
+    /// Those of a server.
+    pub async fn of(address: SocketAddr) -> std::io::Result<Workers> {
+        Ok(Workers {
+            connections: metric(address, "quadriga:http_connections_open").await?,
+            tasks: metric(address, "quadriga:runtime_tasks").await?,
+            threads: metric(address, "process_threads").await?,
+        })
+    }
+
+    /// Whether there are no more than others, and no connection but the one that asks. A sample that is missing is more.
+    fn is_back_to(&self, before: &Workers) -> bool {
+        self.connections <= 1.0 && self.tasks <= before.tasks && self.threads <= before.threads
+    }
+}
+
+/// Asks for the state until nothing is being computed, no other connection is open, and there are no more tasks and threads than
+/// before. Returns what is still in use then, in words, if anything is.
+pub async fn settle(address: SocketAddr, before: &Workers) -> std::io::Result<Option<String>> {
+    let is_idle = |status: &serde_json::Value| {
+        status["running"] == 0 && status["waiting"] == 0 && status["requests"] == serde_json::json!([])
     };
-    for _ in 0..200_000 {
+    for _ in 0..LOOKS {
         let status: serde_json::Value =
             serde_json::from_str(&get(address, "/status").await?).unwrap_or_default();
-        if idle(&status, metric(address, "quadriga:http_connections_open").await?) {
+        if is_idle(&status) && Workers::of(address).await?.is_back_to(before) {
             let pages = &status["pages"]["used"];
             return Ok((*pages != 0).then(|| format!("{pages} pages are in use")));
         }
     }
-    Ok(Some(format!("still busy: {}", get(address, "/status").await?)))
+    let (status, after) = (get(address, "/status").await?, Workers::of(address).await?);
+    Ok(Some(format!("still busy: {before:?} became {after:?}, {status}")))
 }
+
+/// How often it is looked whether a server has settled. Threads that prepared requests end after ten idle seconds.
+const LOOKS: usize = 200_000;

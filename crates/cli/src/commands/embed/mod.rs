@@ -68,7 +68,8 @@ const OUTPUT_FORMAT: &str = r#"Output is one JSON object:
   --similarity: {"model": …, "pooling": "mean", "texts": ["a", …], "similarity": [[1.0, 0.7, …], …]}
   --query:      {"model": …, "query": …, "ranking": [{"text": "b", "index": 1, "score": 4.2}, …]}"#;
 
-fn pooling(name: &str) -> Result<Pooling, String> {
+/// A kind of pooling by name.
+pub(super) fn pooling(name: &str) -> Result<Pooling, String> {
     name.parse().map_err(|_| "must be mean, cls, last, rank or none".to_owned())
 }
 

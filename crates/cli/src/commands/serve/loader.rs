@@ -5,7 +5,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use quadriga_llm::placement::Devices;
-use quadriga_llm::{EmbedderOptions, EngineOptions, GeneratorOptions, Model, RequestLoad};
+use quadriga_llm::{EmbedderOptions, EngineOptions, GeneratorOptions, Model, Pooling, RequestLoad, can_rank};
 use quadriga_server::{
     LoadError, ModelEntry, ModelLoader, PlanPictures, ServedModel, check_capacity, check_memory,
 };
@@ -149,6 +149,7 @@ impl Load<'_> {
 
     fn generator(&self, model: Model) -> Result<Option<ServedModel>, LoadFailure> {
         let arguments = &self.loader.arguments;
+        check_pooling(&model, arguments.pooling)?;
         let options = arguments.answer.generator(&self.options)?;
         if let Some(grammar) = &options.grammar {
             let compiled = model.constraints().and_then(|engine| engine.compile(grammar));
@@ -173,11 +174,15 @@ impl Load<'_> {
         let (batcher, _) = arguments.serving.load(&self.options, &prepared, batching)?;
         let pictures = self.pictures(&prepared);
         let served = ServedModel::start(self.entry.name.clone(), batcher, options, Some(pictures))?;
-        Ok(Some(served.with_seed(arguments.answer.fixed_seed())))
+        let served = served.with_seed(arguments.answer.fixed_seed()).with_pooling(arguments.pooling);
+        Ok(Some(served.with_reasoning_output(arguments.reasoning_format)))
     }
 
     fn encoder(&self, model: Model) -> Result<Option<ServedModel>, LoadFailure> {
-        let embedding = EmbedderOptions { engine: self.options.engine(), ..EmbedderOptions::default() };
+        let pooling = self.loader.arguments.pooling;
+        check_pooling(&model, pooling)?;
+        let engine = self.options.engine();
+        let embedding = EmbedderOptions { pooling, engine, ..EmbedderOptions::default() };
         let engine = embedding.engine(&model);
         let prepared = self.place(model, &engine, self.open_devices()?)?;
         if !self.loads {
@@ -186,12 +191,23 @@ impl Load<'_> {
         let (embedder, _) = prepared.embedder(embedding)?;
         let (model, pictures) = (prepared.model.clone(), self.pictures(&prepared));
         let served = ServedModel::encoder(self.entry.name.clone(), model, engine, Some(pictures));
-        Ok(Some(served.with_embedder(Box::new(move || Ok(embedder)))))
+        Ok(Some(served.with_pooling(pooling).with_embedder(Box::new(move || Ok(embedder)))))
     }
 
     fn pictures(&self, prepared: &Prepared) -> PlanPictures {
         let picture = Picture::new(self.entry.name.clone(), prepared.placed.forecast.explain());
         PlanPictures { svg: picture.svg(), html: picture.html() }
+    }
+}
+
+/// Only a classification head gives ranks.
+fn check_pooling(model: &Model, pooling: Option<Pooling>) -> Outcome {
+    match pooling == Some(Pooling::Rank) && !can_rank(model) {
+        true => {
+            let reason = "--pooling rank needs a model with a classification head, which this one lacks";
+            Err(Failure::Usage(reason.to_owned()))
+        }
+        false => Ok(()),
     }
 }
 

@@ -12,12 +12,15 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use quadriga_llm::Pooling;
 use quadriga_server::{
-    App, Hosts, Interface, Keys, Limits, ListenAddress, ModelPolicy, ModelRegistry, Origins, Server, TlsFiles,
+    App, Hosts, Interface, Keys, Limits, ListenAddress, ModelPolicy, ModelRegistry, Origins, ReasoningOutput,
+    Server, TlsFiles,
 };
 
 use self::loader::Loader;
 use self::logs::{LogFormat, LogLevel};
+use super::embed;
 use crate::answer::AnswerOptions;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
@@ -72,6 +75,12 @@ pub(crate) struct ServeArgs {
     /// Name of the model in answers, and further names that it answers to, separated by commas [default: the file's name without .gguf]
     #[arg(long, short = 'a', value_name = "NAMES", value_delimiter = ',', value_parser = values::not_empty, help_heading = SERVER)]
     alias: Vec<String>,
+    /// How the vectors of a text's tokens become its embedding: none, mean, cls, last or rank [default: as the file says]
+    #[arg(long, value_name = "KIND", value_parser = embed::pooling, help_heading = SERVER)]
+    pooling: Option<Pooling>,
+    /// Where reasoning is in answers: none (in the content), auto and deepseek (in reasoning_content), deepseek-legacy (in both)
+    #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = reasoning_output, help_heading = SERVER)]
+    reasoning_format: ReasoningOutput,
     /// Form of the log on stderr: text or json
     #[arg(long, value_name = "FORMAT", value_enum, default_value = "text", help_heading = SERVER)]
     log_format: LogFormat,
@@ -187,6 +196,11 @@ impl ForeignFlags {
         ];
         all.into_iter().filter_map(|(is_given, reason)| is_given.then_some(reason))
     }
+}
+
+fn reasoning_output(name: &str) -> Result<ReasoningOutput, String> {
+    let known = || format!("must be {}", ReasoningOutput::NAMES.join(", "));
+    ReasoningOutput::named(name).ok_or_else(known)
 }
 
 fn octal(text: &str) -> Result<u32, String> {

@@ -92,10 +92,11 @@ fn reasoning(
     config: Option<&Fields<'_>>,
 ) -> Result<(ReasoningEffort, Option<usize>), ApiError> {
     let effort = config.map(|config| config.one_of("effort", EFFORTS)).transpose()?.flatten();
-    let effort = effort.map(|effort| ReasoningEffort::Named(effort.to_owned()));
+    // There is no thinking unless it is asked for, whatever the effort is.
     let Some(thinking) = fields.object("thinking")? else {
-        return Ok((effort.unwrap_or_default(), None));
+        return Ok((ReasoningEffort::Unasked(effort.map(str::to_owned)), None));
     };
+    let effort = effort.map(|effort| ReasoningEffort::Named(effort.to_owned()));
     let known = ["enabled", "disabled", "adaptive"];
     let kind = thinking.one_of("type", &known)?.ok_or_else(|| thinking.missing("type"))?;
     let budget = thinking.count("budget_tokens")?;
@@ -103,7 +104,7 @@ fn reasoning(
         "disabled" => (ReasoningEffort::Off, None),
         "enabled" if budget.is_none() => return Err(thinking.missing("budget_tokens")),
         "enabled" => (effort.unwrap_or(ReasoningEffort::On), budget),
-        _ => (effort.unwrap_or_default(), budget),
+        _ => (effort.unwrap_or(ReasoningEffort::On), budget),
     })
 }
 

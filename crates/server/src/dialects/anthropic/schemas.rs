@@ -2,21 +2,22 @@
 
 use serde_json::{Value, json};
 
+use crate::dialects::sampling_fields;
 use crate::openapi::schema::{
-    answer, any_object, any_of, between, count, filled_list, flag, integer, list, nullable, one_of,
-    other_type, request, text, tool_name,
+    answer, any_object, any_of, count, filled_list, flag, list, nullable, one_of, other_type, request, text,
+    tool_name,
 };
 
 /// The body of `/v1/messages`.
 pub(super) fn message_request() -> Value {
     let most =
         json!({ "max_tokens": { "type": "integer", "minimum": 1, "maximum": 9_000_000_000_000_000_i64 } });
-    request(&["messages", "max_tokens"], fields(), [most])
+    request(&["messages", "max_tokens"], fields(), [sampling_fields::schema(), most])
 }
 
 /// The body of `/v1/messages/count_tokens`.
 pub(super) fn count_request() -> Value {
-    request(&["messages"], fields(), [])
+    request(&["messages"], fields(), [sampling_fields::schema()])
 }
 
 fn fields() -> Value {
@@ -28,6 +29,7 @@ fn fields() -> Value {
             "description": text(),
             "input_schema": any_object(),
             "type": one_of(&["custom"]),
+            "strict": flag(),
         }),
         [],
     );
@@ -56,9 +58,6 @@ fn fields() -> Value {
         "system": any_of([text(), list(text_block)]),
         "stream": flag(),
         "stop_sequences": list(text()),
-        "temperature": between(0.0, 3e38),
-        "top_p": { "type": "number", "minimum": 0, "maximum": 1 },
-        "top_k": integer(),
         "tools": list(any_of([tool, other_type("custom")])),
         "tool_choice": choice,
         "thinking": thinking,

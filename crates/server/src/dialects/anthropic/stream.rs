@@ -163,6 +163,7 @@ mod tests {
             reasoning: reasoning.to_owned(),
             tool_calls: call.map(piece).into_iter().collect(),
             tokens: Vec::new(),
+            slot: 0,
         })
     }
 
@@ -172,7 +173,7 @@ mod tests {
             MessageStream::new("msg_1".to_owned(), RequestId("req_1".to_owned()), "m".to_owned(), 10);
         let mut out = StreamBuffer::new(StreamFormat::Events);
         let events = [
-            GenerationEvent::Progress { choice: 0, cached: 4, computed: 10 },
+            GenerationEvent::Progress { choice: 0, cached: 4, computed: 10, slot: 0 },
             delta("why", "", None),
             delta("", "so", None),
             delta("", " it is", None),

@@ -10,16 +10,19 @@ use super::completion_answer::{final_answer, generation_settings, selected};
 use super::completion_options::AnswerOptions;
 use super::completion_stream::CompletionStream;
 use crate::call::Call;
-use crate::dialects::openai::request_fields::{check_stream, choices, priority, sse_ping};
+use crate::dialects::openai::request_fields::{check_stream, choices, priority, slot, sse_ping};
 use crate::dialects::openai::schemas;
 use crate::dialects::{format_fields, openai, prompt_fields, sampling_fields, vllm_fields};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Generation, Prompt};
 use crate::model::ServedModel;
-use crate::openapi::schema::{self, answer, any_of, count, count_between, flag, integer, list, text};
+use crate::openapi::schema::{self, answer, any_of, count, count_between, flag, list, text};
 use crate::prompt::check_count;
 use crate::stream::{self, StreamFormat};
+
+/// Fields that are refused, unless their value turns them off.
+const REFUSED: &[&str] = &["prompt_logprobs", "return_token_ids"];
 
 /// The most log-probabilities that are reported for a token.
 const MAX_PROBABILITIES: usize = 1000;
@@ -76,13 +79,10 @@ pub(super) fn parse_with(
     prompts: Vec<Prompt>,
 ) -> Result<(Vec<Generation>, AnswerOptions), ApiError> {
     sampling_fields::refuse_unsupported(fields)?;
-    vllm_fields::refuse(fields, &["prompt_logprobs", "return_token_ids"])?;
+    vllm_fields::refuse(fields, REFUSED)?;
     check_stream(fields)?;
     let choices = choices(fields)?;
-    let probabilities = fields.count("n_probs")?.or(fields.count("logprobs")?).filter(|count| *count > 0);
-    if probabilities.is_some_and(|count| count > MAX_PROBABILITIES) {
-        return Err(fields.error("n_probs", format!("must be from 0 to {MAX_PROBABILITIES}")));
-    }
+    let probabilities = probabilities(fields)?;
     let (timings_per_token, return_progress) = (
         fields.flag("timings_per_token")?.unwrap_or(false),
         fields.flag("return_progress")?.unwrap_or(false),
@@ -100,6 +100,7 @@ pub(super) fn parse_with(
         logprobs: probabilities,
         constraint: format_fields::constraint(fields)?,
         constraint_field: format_fields::constraint_field(fields),
+        slot: slot(fields, served)?,
         priority: priority(fields)?,
         shares_prefix: fields.flag("cache_prompt")?.unwrap_or(true),
         progress: timings_per_token || return_progress,
@@ -120,6 +121,19 @@ pub(super) fn parse_with(
     Ok((generations, options))
 }
 
+/// The number of most probable tokens that are reported with each token.
+fn probabilities(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+    let mut found = None;
+    for name in ["n_probs", "logprobs"] {
+        let Some(count) = fields.count(name)? else { continue };
+        if count > MAX_PROBABILITIES {
+            return Err(fields.error(name, format!("must be from 0 to {MAX_PROBABILITIES}")));
+        }
+        found.get_or_insert(count);
+    }
+    Ok(found.filter(|count| *count > 0))
+}
+
 /// A prompt as a text.
 fn shown(served: &ServedModel, prompt: &Prompt) -> Value {
     prompt_fields::shown(served, prompt).into()
@@ -128,27 +142,22 @@ fn shown(served: &ServedModel, prompt: &Prompt) -> Value {
 /// The fields of a request beside its prompt.
 fn request_fields() -> Value {
     json!({
-        "model": text(),
-        "stream": flag(),
-        "n_predict": sampling_fields::limit_schema(-1),
-        "max_tokens": sampling_fields::limit_schema(-1),
-        "n": count_between(1, crate::prompt::MAX_CHOICES),
         "n_probs": count_between(0, MAX_PROBABILITIES),
-        "stop": schema::texts(),
-        "cache_prompt": flag(),
+        "logprobs": count_between(0, MAX_PROBABILITIES),
         "return_tokens": flag(),
-        "timings_per_token": flag(),
-        "return_progress": flag(),
         "response_fields": schema::texts(),
-        "sse_ping_interval": integer(),
     })
 }
 
 /// Fields that requests for text share with OpenAI's.
-pub(super) fn shared_fields() -> [Value; 5] {
+pub(super) fn shared_fields() -> [Value; 9] {
     [
+        schemas::common(),
+        schemas::completion_fields(),
         request_fields(),
         sampling_fields::schema(),
+        sampling_fields::unsupported_schema(),
+        vllm_fields::refused_schema(REFUSED),
         format_fields::response_format_schema(),
         format_fields::grammar_schema(),
         vllm_fields::schema(),
@@ -180,6 +189,7 @@ pub(super) fn answer_schema() -> Value {
             "index": count(),
             "content": text(),
             "tokens": list(schema::token()),
+            "id_slot": count(),
             "stop": flag(),
             "model": text(),
             "tokens_predicted": count(),

@@ -1,5 +1,6 @@
 //! A whole answer of `/completion`.
 
+use quadriga_llm::sampling::SamplingOptions;
 use serde_json::{Map, Value, json};
 
 use super::completion_options::AnswerOptions;
@@ -44,7 +45,7 @@ pub(super) fn ending(
         "index": done.choice,
         "content": "",
         "tokens": [],
-        "id_slot": 0,
+        "id_slot": done.slot,
         "stop": true,
         "model": served.name,
         "tokens_predicted": done.counts.answer,
@@ -104,7 +105,17 @@ pub(super) fn selected(answer: Value, paths: &[String]) -> Value {
 
 /// The options of a request by llama-server's names.
 pub(super) fn generation_settings(generation: &Generation) -> Value {
-    let sampling = &generation.sampling;
+    let Generation { sampling, max_tokens, stops, logprobs, .. } = generation;
+    settings(sampling, *max_tokens, stops, *logprobs)
+}
+
+/// The same of the parts that the engine has of them.
+pub(super) fn settings(
+    sampling: &SamplingOptions,
+    max_tokens: Option<usize>,
+    stops: &[String],
+    logprobs: Option<usize>,
+) -> Value {
     let number = |count: usize| i64::try_from(count).unwrap_or(-1);
     json!({
         "seed": sampling.seed,
@@ -126,9 +137,9 @@ pub(super) fn generation_settings(generation: &Generation) -> Value {
         "dry_penalty_last_n": number(sampling.dry.last_n),
         "dry_sequence_breakers": sampling.dry.sequence_breakers,
         "ignore_eos": sampling.ignore_eos,
-        "stop": generation.stops,
-        "n_predict": generation.max_tokens.map_or(-1, number),
-        "max_tokens": generation.max_tokens.map_or(-1, number),
-        "n_probs": generation.logprobs.unwrap_or(0),
+        "stop": stops,
+        "n_predict": max_tokens.map_or(-1, number),
+        "max_tokens": max_tokens.map_or(-1, number),
+        "n_probs": logprobs.unwrap_or(0),
     })
 }

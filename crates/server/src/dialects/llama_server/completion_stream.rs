@@ -69,7 +69,7 @@ impl CompletionStream {
             "content": text,
             "tokens": std::mem::take(&mut answer.tokens),
             "stop": false,
-            "id_slot": 0,
+            "id_slot": delta.slot,
             "tokens_predicted": answer.clock.predicted(),
             "tokens_evaluated": answer.prompt,
         });
@@ -85,7 +85,13 @@ impl CompletionStream {
         out.json(&chunk);
     }
 
-    fn progress(&mut self, choice: usize, cached: usize, computed: usize, out: &mut StreamBuffer) {
+    fn progress(
+        &mut self,
+        choice: usize,
+        slot: usize,
+        (cached, computed): (usize, usize),
+        out: &mut StreamBuffer,
+    ) {
         let Some(answer) = self.answers.get_mut(choice) else { return };
         let progress = answer.clock.progress(cached, computed);
         if self.options.return_progress {
@@ -94,7 +100,7 @@ impl CompletionStream {
                 "content": "",
                 "tokens": [],
                 "stop": false,
-                "id_slot": 0,
+                "id_slot": slot,
                 "tokens_predicted": 0,
                 "tokens_evaluated": answer.prompt,
                 "prompt_progress": progress,
@@ -106,8 +112,8 @@ impl CompletionStream {
 impl StreamEncoder for CompletionStream {
     fn event(&mut self, event: GenerationEvent, out: &mut StreamBuffer) {
         match event {
-            GenerationEvent::Progress { choice, cached, computed } => {
-                self.progress(choice, cached, computed, out);
+            GenerationEvent::Progress { choice, cached, computed, slot } => {
+                self.progress(choice, slot, (cached, computed), out);
             }
             GenerationEvent::Delta(delta) => self.token(delta, out),
             GenerationEvent::Done(done) => {

@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
+use quadriga_llm::Pooling;
 use serde_json::{Value, json};
 
 use crate::call::Call;
@@ -22,10 +23,19 @@ pub(super) async fn embedding(call: Call) -> Result<Json<Value>, ApiError> {
     let texts = embeddings::tokenized(&served, texts).await?;
     usage.reserve(TokenNeed::exact(texts.iter().map(Vec::len).sum()))?;
     let vectors = served.embed(EmbeddingTask::Embed, texts, call.caller.client(), usage).await?;
+    let width = served.model.hyperparameters().width;
     let data: Vec<Value> = vectors
         .into_iter()
         .enumerate()
-        .map(|(index, vector)| json!({ "index": index, "embedding": [normalized(vector, norm)] }))
+        .map(|(index, vector)| {
+            // There is one for each token without pooling.
+            let each = match served.pooling() {
+                Pooling::None => vector.chunks(width.max(1)).map(<[f32]>::to_vec).collect(),
+                _ => vec![vector],
+            };
+            let each: Vec<Vec<f32>> = each.into_iter().map(|vector| normalized(vector, norm)).collect();
+            json!({ "index": index, "embedding": each })
+        })
         .collect();
     Ok(Json(data.into()))
 }

@@ -116,4 +116,14 @@ pub fn routes() -> DescribedRoutes {
             properties::adapters,
             get("loraAdapters", "The adapters that are loaded: none", properties::adapters_schema),
         )
+        .post(
+            &["/lora-adapters"],
+            properties::set_adapters,
+            operation(
+                "setLoraAdapters",
+                "Sets the scales of adapters: of none",
+                crate::openapi::schema::empty_list,
+                properties::success_schema,
+            ),
+        )
 }

@@ -4,17 +4,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Query, State};
+use axum::extract::{Query, Request, State};
 use quadriga_gguf::Summary;
 use serde_json::{Value, json};
 
 use super::completion_answer::generation_settings;
 use crate::app::App;
+use crate::body;
 use crate::dialects::openai::FINGERPRINT;
 use crate::error::ApiError;
 use crate::generation::{Generation, Prompt};
 use crate::model::ServedModel;
 use crate::openapi::schema::{answer, any_object, count, flag, list, text};
+use crate::template_abilities::TemplateAbilities;
 
 /// Properties of the model that `?model=` names, or of the first one.
 pub(super) async fn properties(
@@ -38,9 +40,9 @@ fn describe(served: &ServedModel) -> Value {
     let template = served.model.template();
     let name = |token: Option<u32>| token.map(|token| served.token_text(token)).unwrap_or_default();
     let vocabulary = served.model.tokenizer().ok().map(|tokenizer| tokenizer.vocabulary());
-    let reads = |name: &str| template.is_some_and(|template| template.reads(name));
     let source = template.map(|template| template.source()).unwrap_or_default();
-    let reads_calls = source.contains("tool_calls");
+    let found = || template.map(TemplateAbilities::of).unwrap_or_default();
+    let abilities = *served.template_abilities.get_or_init(found);
     json!({
         "default_generation_settings": {
             "n_ctx": served.context(),
@@ -52,11 +54,13 @@ fn describe(served: &ServedModel) -> Value {
         "model_ftype": Summary::of(file).file_type.unwrap_or_default(),
         "chat_template": source,
         "chat_template_caps": {
-            "supports_tools": reads("tools"),
-            "supports_tool_calls": reads_calls,
-            "supports_parallel_tool_calls": reads_calls,
-            "supports_system_role": source.contains("system"),
-            "supports_preserve_reasoning": source.contains("reasoning_content"),
+            "supports_string_content": abilities.string_content,
+            "supports_system_role": abilities.system_role,
+            "supports_tools": abilities.tools,
+            "supports_tool_calls": abilities.tool_calls,
+            "supports_parallel_tool_calls": abilities.parallel_tool_calls,
+            "supports_object_arguments": abilities.object_arguments,
+            "supports_preserve_reasoning": abilities.preserve_reasoning,
         },
         "modalities": { "vision": false, "audio": false },
         "bos_token": name(vocabulary.and_then(|vocabulary| vocabulary.bos)),
@@ -69,6 +73,29 @@ fn describe(served: &ServedModel) -> Value {
 /// No adapters are ever loaded.
 pub(super) async fn adapters() -> Json<Value> {
     Json(json!([]))
+}
+
+/// Sets the scales of adapters, of which there are none: a list that names none is accepted.
+pub(super) async fn set_adapters(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let (body, _room) = body::read_value(request, &app).await?;
+    let Value::Array(adapters) = body else {
+        return Err(ApiError::invalid("the body must be a list of adapters"));
+    };
+    match adapters.first() {
+        None => Ok(Json(json!({ "success": true }))),
+        Some(adapter) => {
+            let id = adapter.get("id").cloned().unwrap_or(Value::Null);
+            Err(ApiError::field("[0].id", format!("is {id}; no adapters are loaded")))
+        }
+    }
+}
+
+/// The answer of a change of adapters.
+pub(super) fn success_schema() -> Value {
+    answer(json!({ "success": flag() }))
 }
 
 /// The answer of `/props`.

@@ -108,12 +108,12 @@ fn documents(fields: &Fields<'_>, name: &str) -> Result<Vec<String>, ApiError> {
     if list.is_empty() || list.len() > MAX_DOCUMENTS {
         return Err(fields.error(name, format!("must have from 1 to {MAX_DOCUMENTS} documents")));
     }
-    let text = |value: &Value| match value {
-        Value::String(text) => Some(text.clone()),
-        value => value.get("text").and_then(Value::as_str).map(str::to_owned),
+    let text = |(index, value): (usize, &Value)| match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Object(_) => Ok(fields.element(name, index, value)?.required_text("text")?.to_owned()),
+        _ => Err(fields.error(name, "must be a list of texts")),
     };
-    let texts = list.iter().map(text).collect::<Option<Vec<_>>>();
-    texts.ok_or_else(|| fields.error(name, "must be a list of texts"))
+    list.iter().enumerate().map(text).collect()
 }
 
 /// The body.

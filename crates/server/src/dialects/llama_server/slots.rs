@@ -8,12 +8,13 @@ use axum::Json;
 use axum::extract::{Query, State};
 use serde_json::{Value, json};
 
+use super::completion_answer::settings;
 use crate::app::App;
 use crate::error::{ApiError, ErrorKind};
-use crate::model::ServedModel;
-use crate::openapi::schema::{answer, count, flag, integer, list, text};
+use crate::model::{FlightOptions, ServedModel};
+use crate::openapi::schema::{answer, any_object, count, flag, integer, list, text};
 
-/// The slots of all models, or of the one that `?model=` names. A sequence has no fixed one: those that are being computed come first.
+/// The slots of all models, or of the one that `?model=` names.
 pub(super) async fn slots(
     State(app): State<Arc<App>>,
     Query(query): Query<BTreeMap<String, String>>,
@@ -37,7 +38,9 @@ fn of_model(served: &ServedModel) -> Vec<Value> {
     let flights = served.in_flight();
     (0..served.options.engine.sequences)
         .map(|id| {
-            let flight = flights.get(id);
+            let flight = flights.iter().find(|(_, flight)| flight.slot.held() == Some(id));
+            let options = flight.and_then(|(_, flight)| flight.options.as_deref());
+            let params = options.map_or_else(|| json!({}), params);
             let decoded = flight.map_or(0, |(_, flight)| flight.generated.load(Ordering::Relaxed));
             json!({
                 "id": id,
@@ -47,16 +50,21 @@ fn of_model(served: &ServedModel) -> Vec<Value> {
                 "speculative": served.options.lookup > 0,
                 "is_processing": flight.is_some(),
                 "n_prompt_tokens": flight.map_or(0, |(_, flight)| flight.prompt_tokens),
-                "params": {},
+                "params": params,
                 "next_token": { "has_next_token": flight.is_some(), "n_decoded": decoded },
             })
         })
         .collect()
 }
 
+/// The options of an answer by llama-server's names.
+fn params(options: &FlightOptions) -> Value {
+    settings(&options.sampling, options.max_tokens, &options.stops, options.logprobs)
+}
+
 /// The answer.
 pub(super) fn schema() -> Value {
     list(answer(
-        json!({ "id": count(), "model": text(), "id_task": integer(), "n_ctx": count(), "is_processing": flag() }),
+        json!({ "id": count(), "model": text(), "id_task": integer(), "n_ctx": count(), "is_processing": flag(), "params": any_object() }),
     ))
 }

@@ -56,8 +56,10 @@ pub(super) fn unloaded(
 ) -> Result<Option<Response>, ApiError> {
     let fields = call.fields();
     let is_plain = call.body.0.keys().all(|name| UNLOADING.contains(&name.as_str()));
-    let asks = fields.list("messages")?.is_some_and(|messages| !messages.is_empty())
-        || fields.text("prompt")?.is_some_and(|prompt| !prompt.is_empty());
+    let asks = match form {
+        AnswerForm::Chat => fields.list("messages")?.is_some_and(|messages| !messages.is_empty()),
+        AnswerForm::Generate { .. } => fields.text("prompt")?.is_some_and(|prompt| !prompt.is_empty()),
+    };
     if !keep.is_over() || !is_plain || asks {
         return Ok(None);
     }
@@ -122,10 +124,8 @@ fn message(fields: &Fields<'_>) -> Result<Message, ApiError> {
     let role = fields.one_of("role", &known)?.ok_or_else(|| fields.missing("role"))?;
     refuse_images(fields)?;
     let calls = fields.objects("tool_calls")?.unwrap_or_default();
-    let name = match fields.text("tool_name")? {
-        Some(name) => Some(name),
-        None => fields.text("name")?,
-    };
+    let (name, older) = (fields.text("tool_name")?, fields.text("name")?);
+    let name = name.or(older);
     Ok(Message {
         reasoning_content: fields.text("thinking")?.map(str::to_owned),
         tool_calls: calls.iter().map(tool_call).collect::<Result<_, _>>()?,

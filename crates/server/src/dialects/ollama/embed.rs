@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
-use quadriga_llm::{cut_tokens, text_tokens};
+use quadriga_llm::{Pooling, cut_tokens, text_tokens};
 use serde_json::{Value, json};
 
 use super::request_fields::{keep_alive, model};
@@ -69,6 +69,7 @@ impl EmbedRequest {
 
 /// The request that the fields of a body are.
 pub fn parse(fields: &Fields<'_>, served: &ServedModel) -> Result<EmbedRequest, ApiError> {
+    check_pooling(served)?;
     fields.map("options")?;
     let texts = fields.texts(NAME)?.ok_or_else(|| fields.missing(NAME))?;
     if texts.len() > MAX_TEXTS {
@@ -81,6 +82,17 @@ pub fn parse(fields: &Fields<'_>, served: &ServedModel) -> Result<EmbedRequest, 
     }
     let cuts = fields.flag("truncate")?.unwrap_or(false);
     Ok(EmbedRequest { texts, cuts, dimensions })
+}
+
+/// Refuses a model that has a vector for each token.
+fn check_pooling(served: &ServedModel) -> Result<(), ApiError> {
+    match served.pooling() {
+        Pooling::None => {
+            let message = "--pooling none has a vector for each token, for which only /embedding has a form";
+            Err(ApiError::invalid(message))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A vector for each text. A text that is too long is an error, unless `truncate` asks to cut it.
@@ -125,6 +137,7 @@ pub(super) async fn embeddings(call: Call) -> Result<Json<Value>, ApiError> {
     let served = model(&call).await?;
     let fields = call.fields();
     let keep = keep_alive(&fields)?;
+    check_pooling(&served)?;
     let wanted = parse_one(&fields)?;
     keep.apply(&call, &served)?;
     if wanted.texts.is_empty() {

@@ -20,7 +20,7 @@ pub(super) const MAX_TOP_LOGPROBS: usize = 20;
 const NO_LIMIT: &[i64] = &[-1, -2];
 
 /// Options of Ollama's runner: hints, since the model is loaded already.
-const HINTS: &[&str] =
+pub(super) const HINTS: &[&str] =
     &["num_keep", "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "draft_num_predict"];
 
 /// The name of the model of a request, by `model` or the older `name`.

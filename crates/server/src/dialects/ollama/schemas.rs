@@ -2,38 +2,17 @@
 
 use serde_json::{Value, json};
 
-use super::request_fields::MAX_TOP_LOGPROBS;
-use crate::dialects::sampling_fields::{limit_schema, seed_schema};
+use super::request_fields::{HINTS, MAX_TOP_LOGPROBS};
+use crate::dialects::sampling_fields::{self, limit_schema};
 use crate::openapi::schema::{
-    answer, any_object, any_of, between, count, count_between, flag, integer, list, number, one_of, request,
-    text, texts, token, tool_name, with_field,
+    answer, any_object, any_of, count, count_between, empty_list, empty_text, flag, integer, list, number,
+    one_of, request, text, texts, token, tool_name, with_field,
 };
 
 fn options() -> Value {
-    let positive_share = || json!({ "type": "number", "exclusiveMinimum": 0, "maximum": 1 });
-    request(
-        &[],
-        json!({
-            "temperature": between(0.0, 1e30),
-            "top_k": integer(),
-            "top_p": between(0.0, 1.0),
-            "min_p": between(0.0, 1.0),
-            "typical_p": positive_share(),
-            "repeat_last_n": { "type": "integer", "minimum": -1, "maximum": 9_000_000_000_000_000_i64 },
-            "repeat_penalty": { "type": "number", "exclusiveMinimum": 0, "maximum": 1e30 },
-            "presence_penalty": between(-1e30, 1e30),
-            "frequency_penalty": between(-1e30, 1e30),
-            "seed": seed_schema(),
-            "num_predict": limit_schema(-2),
-            "num_ctx": integer(),
-            "num_batch": integer(),
-            "num_gpu": integer(),
-            "num_thread": integer(),
-            "num_keep": integer(),
-            "stop": texts(),
-        }),
-        [],
-    )
+    let hints: Value = HINTS.iter().map(|name| ((*name).to_owned(), integer())).collect();
+    let own = json!({ "num_predict": limit_schema(-2), "use_mmap": flag(), "stop": texts() });
+    request(&[], own, [sampling_fields::schema(), hints])
 }
 
 /// Seconds, or a duration as Go writes it.
@@ -46,7 +25,10 @@ fn common() -> Value {
     let think = any_of([flag(), one_of(&["low", "medium", "high", "max"])]);
     json!({
         "model": text(),
+        "name": text(),
         "stream": flag(),
+        "truncate": flag(),
+        "shift": flag(),
         "format": any_of([one_of(&["", "json"]), any_object()]),
         "options": options(),
         "think": think,
@@ -68,13 +50,15 @@ pub(super) fn chat_request() -> Value {
             "thinking": text(),
             "tool_calls": list(call),
             "tool_name": text(),
+            "name": text(),
+            "images": empty_list(),
             "tool_call_id": text(),
         }),
         [],
     );
     let definition = request(
         &["name"],
-        json!({ "name": tool_name(), "description": text(), "parameters": any_object() }),
+        json!({ "name": tool_name(), "description": text(), "parameters": any_object(), "strict": flag() }),
         [],
     );
     let tool = request(&["function"], json!({ "type": one_of(&["function"]), "function": definition }), []);
@@ -103,6 +87,8 @@ pub(super) fn generate_request() -> Value {
         "suffix": text(),
         "system": text(),
         "raw": flag(),
+        "template": empty_text(),
+        "images": empty_list(),
         "context": list(token()),
     });
     request(&[], own, [common()])
@@ -124,6 +110,7 @@ pub(super) fn generate() -> Value {
 pub(super) fn embed_request() -> Value {
     let fields = json!({
         "model": text(),
+        "name": text(),
         "input": texts(),
         "truncate": flag(),
         "dimensions": count(),
@@ -146,7 +133,8 @@ pub(super) fn embed() -> Value {
 
 /// The body of `/api/embeddings`.
 pub(super) fn embeddings_request() -> Value {
-    request(&[], json!({ "model": text(), "prompt": text(), "keep_alive": keep_alive() }), [])
+    let fields = json!({ "model": text(), "name": text(), "prompt": text(), "keep_alive": keep_alive() });
+    request(&[], fields, [])
 }
 
 /// The answer of `/api/embeddings`.

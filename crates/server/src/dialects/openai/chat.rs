@@ -10,8 +10,8 @@ use super::answer_head::AnswerHead;
 use super::chat_stream::ChatStream;
 use super::logprobs::MAX_TOP_LOGPROBS;
 use super::request_fields::{
-    EFFORTS, ShownParts, StreamOptions, VERBOSITIES, check_stream, choices, priority, reasoning,
-    shares_prefix, sse_ping,
+    EFFORTS, REFUSED_OF_CHATS, ShownParts, StreamOptions, VERBOSITIES, check_stream, choices, priority,
+    reasoning, reasoning_output, shares_prefix, slot, sse_ping,
 };
 use super::usage::{Usage, finish_name};
 use super::vllm_answer::{prompt_logprobs, stop_reason};
@@ -60,6 +60,9 @@ pub async fn chat(call: Call) -> Result<Response, ApiError> {
         if shown.token_ids {
             object.insert("prompt_token_ids".to_owned(), prompt.clone().into());
         }
+        if let Some(first) = choices.first().filter(|_| shown.slot) {
+            object.insert("id_slot".to_owned(), first.done.slot.into());
+        }
         let found = choices.first().and_then(|first| first.prompt_logprobs.as_deref());
         let found = found.map(|found| prompt_logprobs(&served, &prompt, found));
         object.extend(found.map(|found| ("prompt_logprobs".to_owned(), found)));
@@ -75,7 +78,8 @@ pub(crate) fn request_schema() -> Value {
 /// The request as a [`Generation`].
 pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generation, ApiError> {
     sampling_fields::refuse_unsupported(fields)?;
-    vllm_fields::refuse(fields, &["echo", "audio"])?;
+    vllm_fields::refuse(fields, REFUSED_OF_CHATS)?;
+    format_fields::refuse_old_names(fields)?;
     check_modalities(fields)?;
     fields.one_of("verbosity", VERBOSITIES)?;
     check_stream(fields)?;
@@ -118,6 +122,8 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
         tool_choice,
         parallel_tool_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
         reasoning_budget,
+        reasoning_output: Some(reasoning_output(fields, served)?),
+        slot: slot(fields, served)?,
         priority: priority(fields)?,
         shares_prefix: shares_prefix(fields)?,
         prompt_logprobs: vllm_fields::prompt_logprobs(fields)?,

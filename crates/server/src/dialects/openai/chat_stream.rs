@@ -125,6 +125,9 @@ impl ChatStream {
         }
         let mut chunk = self.chunk(json!([choice]));
         chunk.insert("timings".to_owned(), timings(done));
+        if self.shown.slot {
+            chunk.insert("id_slot".to_owned(), done.slot.into());
+        }
         out.json(&chunk);
     }
 }
@@ -162,7 +165,7 @@ impl StreamEncoder for ChatStream {
             GenerationEvent::Delta(delta) => self.delta(delta, out),
             GenerationEvent::Done(done) => self.done(&done, out),
             GenerationEvent::Failed(error) => out.json(&Dialect::OpenAi.error_body(&error, None)),
-            GenerationEvent::Progress { choice, cached, computed } => {
+            GenerationEvent::Progress { choice, cached, computed, .. } => {
                 let progress = self.clock.progress(cached, computed);
                 if self.options.progress {
                     let nothing =

@@ -124,7 +124,7 @@ impl CompletionStream {
 impl StreamEncoder for CompletionStream {
     fn event(&mut self, event: GenerationEvent, out: &mut StreamBuffer) {
         match event {
-            GenerationEvent::Progress { choice, cached, computed } => {
+            GenerationEvent::Progress { choice, cached, computed, .. } => {
                 let progress = self.clock.progress(cached, computed);
                 if self.options.progress {
                     let mut chunk = self.text(choice, "", None);

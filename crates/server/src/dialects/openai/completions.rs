@@ -10,7 +10,7 @@ use super::FINGERPRINT;
 use super::answer_head::AnswerHead;
 use super::completion_logprobs::CompletionLogprobs;
 use super::completion_stream::CompletionStream;
-use super::request_fields::{StreamOptions, choices, priority, shares_prefix, sse_ping};
+use super::request_fields::{StreamOptions, choices, priority, shares_prefix, slot, sse_ping};
 use super::usage::{Usage, finish_name};
 use super::vllm_answer::{prompt_logprobs, stop_reason};
 use crate::call::Call;
@@ -87,7 +87,7 @@ pub async fn completions(call: Call) -> Result<Response, ApiError> {
         }
         list.push(choice);
     }
-    Ok(Json(json!({
+    let mut whole = json!({
         "id": head.id,
         "object": "text_completion",
         "created": head.created,
@@ -96,8 +96,13 @@ pub async fn completions(call: Call) -> Result<Response, ApiError> {
         "usage": usage.json(),
         "system_fingerprint": FINGERPRINT,
         "timings": answers.first().map(|choice| timings(&choice.done)),
-    }))
-    .into_response())
+    });
+    if let (Some(object), Some(first)) = (whole.as_object_mut(), answers.first())
+        && fields.has("id_slot")
+    {
+        object.insert("id_slot".to_owned(), first.done.slot.into());
+    }
+    Ok(Json(whole).into_response())
 }
 
 /// The request as [`Generation`]s.
@@ -129,6 +134,7 @@ pub(crate) fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Co
         special_tokens: fields.flag("add_special_tokens")?.unwrap_or(true),
         constraint: format_fields::constraint(fields)?,
         constraint_field: format_fields::constraint_field(fields),
+        slot: slot(fields, served)?,
         priority: priority(fields)?,
         shares_prefix: shares_prefix(fields)?,
         ..Generation::new(Prompt::Tokens(Vec::new()))

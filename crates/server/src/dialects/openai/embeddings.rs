@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use quadriga_llm::text_tokens;
+use quadriga_llm::{Pooling, text_tokens};
 use serde_json::{Value, json};
 
 use crate::call::Call;
@@ -75,6 +75,10 @@ pub(crate) async fn tokenized(
 
 /// The request that the fields of a body are.
 pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<EmbeddingRequest, ApiError> {
+    if served.pooling() == Pooling::None {
+        let message = "--pooling none has a vector for each token, for which only /embedding has a form";
+        return Err(ApiError::invalid(message));
+    }
     let base64 = fields.one_of("encoding_format", &["float", "base64"])? == Some("base64");
     let dimensions = fields.count("dimensions")?;
     let width = served.model.hyperparameters().width;

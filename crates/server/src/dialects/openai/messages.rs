@@ -50,7 +50,8 @@ fn message(fields: &Fields<'_>) -> Result<Message, ApiError> {
     if content.is_none() && (role != "assistant" || tool_calls.is_empty()) {
         return Err(fields.missing("content"));
     }
-    let reasoning = fields.text("reasoning_content")?.or(fields.text("reasoning").unwrap_or_default());
+    let (reasoning, other) = (fields.text("reasoning_content")?, fields.text("reasoning")?);
+    let reasoning = reasoning.or(other);
     Ok(Message {
         reasoning_content: reasoning.map(str::to_owned),
         tool_calls,

@@ -2,21 +2,29 @@
 
 use std::time::Duration;
 
+use serde_json::{Value, json};
+
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::ReasoningEffort;
+use crate::model::ServedModel;
 use crate::prompt::MAX_CHOICES;
+use crate::reasoning_output::ReasoningOutput;
 
 /// Longer than any connection lives.
 const NEVER: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// The number of answers.
 pub(crate) fn choices(fields: &Fields<'_>) -> Result<usize, ApiError> {
-    let choices = fields.count("n")?.or(fields.count("n_cmpl")?).unwrap_or(1);
-    match choices {
-        1..=MAX_CHOICES => Ok(choices),
-        _ => Err(fields.error("n", format!("must be from 1 to {MAX_CHOICES}"))),
+    let mut found = None;
+    for name in ["n", "n_cmpl"] {
+        let Some(choices) = fields.count(name)? else { continue };
+        if !(1..=MAX_CHOICES).contains(&choices) {
+            return Err(fields.error(name, format!("must be from 1 to {MAX_CHOICES}")));
+        }
+        found.get_or_insert(choices);
     }
+    Ok(found.unwrap_or(1))
 }
 
 /// The priority, in the engine's sense: requests of a higher one are started first. In vLLM's requests, those of a lower number.
@@ -30,11 +38,24 @@ pub(crate) fn shares_prefix(fields: &Fields<'_>) -> Result<bool, ApiError> {
     Ok(fields.flag("cache_prompt")?.unwrap_or(true))
 }
 
+/// Fields of chat completions that are refused, unless their value turns them off.
+pub(crate) const REFUSED_OF_CHATS: &[&str] = &["echo", "audio"];
+
+/// The same of responses.
+pub(crate) const REFUSED_OF_RESPONSES: &[&str] = &["prompt_logprobs", "return_token_ids"];
+
+/// Fields of responses that name something which would have been stored.
+pub(crate) const STORED: [&str; 3] = ["previous_response_id", "conversation", "prompt"];
+
 /// The efforts of reasoning that templates may know.
 pub(crate) const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// How long answers are to be, which models of OpenAI can be told.
 pub(crate) const VERBOSITIES: &[&str] = &["low", "medium", "high"];
+
+/// The names of the most tokens of reasoning; the first that is there counts.
+pub(crate) const REASONING_BUDGETS: [&str; 3] =
+    ["reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"];
 
 /// How much the model is to reason: an effort by name, unless a budget of tokens leaves no room for any.
 pub(crate) fn reasoning(
@@ -46,10 +67,10 @@ pub(crate) fn reasoning(
         Some("none") => ReasoningEffort::Off,
         Some(effort) => ReasoningEffort::Named(effort.to_owned()),
     };
-    let names = ["reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"];
     let mut budget = None;
-    for name in names {
-        budget = budget.or(fields.integer(name)?);
+    for name in REASONING_BUDGETS {
+        let tokens = fields.integer(name)?;
+        budget = budget.or(tokens);
     }
     Ok(match budget {
         // A model may reason although it is asked not to; then it ends at once.
@@ -57,6 +78,30 @@ pub(crate) fn reasoning(
         Some(budget) => (effort, usize::try_from(budget).ok()),
         None => (effort, None),
     })
+}
+
+/// The slot that an answer is to have, if it is free; -1 for any.
+pub(crate) fn slot(fields: &Fields<'_>, served: &ServedModel) -> Result<Option<usize>, ApiError> {
+    const NAME: &str = "id_slot";
+    let count = served.options.engine.sequences;
+    match fields.integer(NAME)? {
+        None | Some(-1) => Ok(None),
+        Some(number) => match usize::try_from(number).ok().filter(|slot| *slot < count) {
+            Some(slot) => Ok(Some(slot)),
+            None => {
+                let problem = format!(
+                    "is {number}; there are the slots 0 to {}, or -1 for any",
+                    count.saturating_sub(1)
+                );
+                Err(fields.error(NAME, problem))
+            }
+        },
+    }
+}
+
+/// The schema of a slot, of which models have different numbers.
+pub(crate) fn slot_schema() -> Value {
+    json!({ "type": "integer", "minimum": -1, "maximum": 9_000_000_000_000_000_i64 })
 }
 
 /// What the chunks of a stream have beside the answer.
@@ -102,6 +147,8 @@ pub(crate) struct ShownParts {
     pub(crate) reasoning: bool,
     /// The tokens of prompt and answer, by their numbers.
     pub(crate) token_ids: bool,
+    /// The slot that the answer had.
+    pub(crate) slot: bool,
 }
 
 impl ShownParts {
@@ -109,8 +156,18 @@ impl ShownParts {
         Ok(ShownParts {
             reasoning: fields.flag("include_reasoning")?.unwrap_or(true),
             token_ids: fields.flag("return_token_ids")?.unwrap_or(false),
+            slot: fields.has("id_slot"),
         })
     }
+}
+
+/// Where the reasoning is in the answer; as the server's flag says if the request does not.
+pub(crate) fn reasoning_output(
+    fields: &Fields<'_>,
+    served: &ServedModel,
+) -> Result<ReasoningOutput, ApiError> {
+    let name = fields.one_of("reasoning_format", &ReasoningOutput::NAMES)?;
+    Ok(name.and_then(ReasoningOutput::named).unwrap_or(served.reasoning_output))
 }
 
 /// Checks the fields about streams, for routes that have none.

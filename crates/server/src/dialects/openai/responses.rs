@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use super::logprobs::MAX_TOP_LOGPROBS;
 use super::request_fields::{
-    EFFORTS, VERBOSITIES, check_stream, priority, reasoning, shares_prefix, sse_ping,
+    EFFORTS, REFUSED_OF_RESPONSES, STORED, VERBOSITIES, check_stream, priority, reasoning, shares_prefix,
+    sse_ping,
 };
 use super::response_items::ResponseItem;
 use super::response_object::ResponseObject;
@@ -57,9 +58,9 @@ pub(crate) fn request_schema() -> Value {
 /// The request as a [`Generation`].
 pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generation, ApiError> {
     sampling_fields::refuse_unsupported(fields)?;
-    vllm_fields::refuse(fields, &["prompt_logprobs", "return_token_ids"])?;
+    vllm_fields::refuse(fields, REFUSED_OF_RESPONSES)?;
     check_stream(fields)?;
-    for name in ["previous_response_id", "conversation", "prompt"] {
+    for name in STORED {
         if fields.has(name) {
             return Err(fields.error(name, "is not supported: nothing is stored, send the whole input"));
         }
@@ -68,6 +69,10 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
         return Err(fields.error("background", "is not supported: nothing is stored"));
     }
     check_metadata(fields)?;
+    // They come back with the response.
+    for name in ["user", "safety_identifier", "prompt_cache_key"] {
+        fields.text(name)?;
+    }
     let messages = response_input::conversation(fields)?;
     let tools = response_input::tools(fields)?;
     let tool_choice = format_fields::tool_choice(fields, &tools)?;

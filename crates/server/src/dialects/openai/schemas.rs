@@ -4,33 +4,23 @@ use serde_json::{Value, json};
 
 use super::logprobs::MAX_TOP_LOGPROBS;
 use super::messages;
-use super::request_fields::{EFFORTS, VERBOSITIES};
+use super::request_fields::{
+    EFFORTS, REASONING_BUDGETS, REFUSED_OF_CHATS, REFUSED_OF_RESPONSES, STORED, VERBOSITIES,
+};
 use crate::dialects::{format_fields, prompt_fields, sampling_fields, timings, vllm_fields};
 use crate::openapi::schema::{
-    answer, any_object, any_of, count, count_between, filled_list, flag, integer, list, nullable, number,
-    one_of, other_type, request, text, texts, tool_name, with_field,
+    answer, any_object, any_of, count, count_between, empty_text, filled_list, flag, integer, list, null,
+    nullable, number, off, one_of, other_type, request, text, texts, tool_name, with_field,
 };
 use crate::prompt::MAX_CHOICES;
+use crate::reasoning_output::ReasoningOutput;
 
 /// Fields that all requests for text have.
-fn common() -> Value {
+pub(crate) fn common() -> Value {
     let range = i64::from(i32::MAX);
     json!({
         "model": text(),
         "stream": flag(),
-        "priority": { "type": "integer", "minimum": -range, "maximum": range },
-        "sse_ping_interval": integer(),
-        "cache_prompt": flag(),
-    })
-}
-
-/// Fields of chat completions and completions.
-fn completion_fields() -> Value {
-    json!({
-        "n": count_between(1, MAX_CHOICES),
-        "max_tokens": sampling_fields::limit_schema(-1),
-        "max_completion_tokens": sampling_fields::limit_schema(-1),
-        "stop": texts(),
         "stream_options": request(
             &[],
             json!({ "include_usage": flag(), "continuous_usage_stats": flag() }),
@@ -38,7 +28,28 @@ fn completion_fields() -> Value {
         ),
         "return_progress": flag(),
         "timings_per_token": flag(),
+        "stop": texts(),
+        "priority": { "type": "integer", "minimum": -range, "maximum": range },
+        "sse_ping_interval": integer(),
+        "cache_prompt": flag(),
     })
+}
+
+/// Fields of chat completions and completions, those of llama-server among them.
+pub(crate) fn completion_fields() -> Value {
+    json!({
+        "n": count_between(1, MAX_CHOICES),
+        "n_cmpl": count_between(1, MAX_CHOICES),
+        "max_tokens": sampling_fields::limit_schema(-1),
+        "max_completion_tokens": sampling_fields::limit_schema(-1),
+        "n_predict": sampling_fields::limit_schema(-1),
+        "id_slot": super::request_fields::slot_schema(),
+    })
+}
+
+/// The most tokens of reasoning, by all names.
+fn reasoning_budgets() -> Value {
+    REASONING_BUDGETS.iter().map(|name| ((*name).to_owned(), integer())).collect()
 }
 
 /// The body of a chat completion.
@@ -50,9 +61,8 @@ pub(super) fn chat_request() -> Value {
         "reasoning_effort": one_of(EFFORTS),
         "modalities": any_of([one_of(&["text"]), list(one_of(&["text"]))]),
         "verbosity": one_of(VERBOSITIES),
-        "reasoning_budget_tokens": integer(),
-        "thinking_token_budget": integer(),
         "include_reasoning": flag(),
+        "reasoning_format": one_of(&ReasoningOutput::NAMES),
         "chat_template_kwargs": any_object(),
         "documents": list(any_object()),
         "add_generation_prompt": flag(),
@@ -64,7 +74,10 @@ pub(super) fn chat_request() -> Value {
         [
             common(),
             completion_fields(),
+            reasoning_budgets(),
             sampling_fields::schema(),
+            sampling_fields::unsupported_schema(),
+            vllm_fields::refused_schema(REFUSED_OF_CHATS),
             format_fields::schema(),
             format_fields::grammar_schema(),
             vllm_fields::schema(),
@@ -80,7 +93,12 @@ fn message() -> Value {
     let call = request(&["function"], json!({ "id": text(), "function": function }), []);
     let roles = ["system", "developer", "user", "tool", "function"];
     let other = json!({ "role": one_of(&roles), "content": content, "tool_call_id": text(), "name": text() });
-    let own = json!({ "role": one_of(&["assistant"]), "content": content, "reasoning_content": text() });
+    let own = json!({
+        "role": one_of(&["assistant"]),
+        "content": content,
+        "reasoning_content": text(),
+        "reasoning": text(),
+    });
     let with_calls =
         json!({ "role": one_of(&["assistant"]), "content": content, "tool_calls": filled_list(call) });
     any_of([
@@ -139,6 +157,8 @@ pub(crate) fn completion_request() -> Value {
         "prompt": prompt_fields::schema(),
         "logprobs": count_between(0, super::completions::MAX_LOGPROBS),
         "echo": flag(),
+        "best_of": count(),
+        "suffix": empty_text(),
     });
     request(
         &["prompt"],
@@ -147,6 +167,7 @@ pub(crate) fn completion_request() -> Value {
             common(),
             completion_fields(),
             sampling_fields::schema(),
+            sampling_fields::unsupported_schema(),
             format_fields::response_format_schema(),
             format_fields::grammar_schema(),
             vllm_fields::schema(),
@@ -264,14 +285,31 @@ pub(super) fn response_request() -> Value {
         "tool_choice": format_fields::tool_choice_schema(),
         "parallel_tool_calls": flag(),
         "reasoning": request(&[], json!({ "effort": one_of(EFFORTS) }), []),
-        "reasoning_budget_tokens": integer(),
+        "chat_template_kwargs": any_object(),
         "text": request(&[], json!({ "format": format, "verbosity": one_of(VERBOSITIES) }), []),
         "truncation": one_of(&["auto", "disabled"]),
         "metadata": metadata(),
         "top_logprobs": count_between(0, MAX_TOP_LOGPROBS),
         "include": list(text()),
+        "background": off(),
+        "user": text(),
+        "safety_identifier": text(),
+        "prompt_cache_key": text(),
     });
-    request(&["input"], own, [common(), sampling_fields::schema(), vllm_fields::schema()])
+    let stored: Value = STORED.iter().map(|name| ((*name).to_owned(), null())).collect();
+    request(
+        &["input"],
+        own,
+        [
+            common(),
+            reasoning_budgets(),
+            stored,
+            sampling_fields::schema(),
+            sampling_fields::unsupported_schema(),
+            vllm_fields::schema(),
+            vllm_fields::refused_schema(REFUSED_OF_RESPONSES),
+        ],
+    )
 }
 
 /// A response.
