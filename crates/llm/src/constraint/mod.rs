@@ -40,6 +40,11 @@ mod branching;
 mod engine;
 #[cfg(feature = "constraint")]
 mod hook;
+#[cfg(all(test, feature = "constraint"))]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+mod intersections;
+#[cfg(feature = "constraint")]
+mod joined_bounds;
 #[cfg(feature = "constraint")]
 mod mask;
 #[cfg(feature = "constraint")]
