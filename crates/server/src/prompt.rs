@@ -1,5 +1,6 @@
 //! From a [`Generation`] to the requests of the engine: the prompt is rendered and tokenized, and everything is checked.
 
+use quadriga_llm::constraint::Cancellation;
 use quadriga_llm::reasoning::{ReasoningFormat, ReasoningSplitter};
 use quadriga_llm::serving::Request;
 use quadriga_llm::template::{Message, TemplateArguments};
@@ -62,11 +63,12 @@ pub(crate) fn check_count(
     Ok(())
 }
 
-/// Renders, tokenizes and checks.
+/// Renders, tokenizes and checks. Grammars are compiled as long as that is not cancelled.
 pub(crate) fn prepare(
     served: &ServedModel,
     mut generation: Generation,
     client: u64,
+    cancellation: &Cancellation,
 ) -> Result<Prepared, ApiError> {
     if let (Constraint::None, Some(grammar)) = (&generation.constraint, &served.defaults.grammar) {
         (generation.constraint, generation.constraint_field) = (grammar.into(), None);
@@ -106,6 +108,7 @@ pub(crate) fn prepare(
             priority: generation.priority,
             client,
             reasoning: first.reasoning.clone(),
+            cancellation: cancellation.clone(),
             ..Request::new(first.prompt.clone())
         };
         hooks::constrain(&served.model, &generation, &mut request)?;

@@ -28,6 +28,7 @@
 //!
 //! The feature `constraint` (default) brings the compiler, the crate `llguidance`. Without it every grammar is an error.
 
+mod cancellation;
 mod formats;
 pub mod gbnf;
 mod grammar;
@@ -36,6 +37,8 @@ mod grammar;
 mod bounds;
 #[cfg(feature = "constraint")]
 mod branching;
+#[cfg(feature = "constraint")]
+mod compiler_slots;
 #[cfg(feature = "constraint")]
 mod engine;
 #[cfg(feature = "constraint")]
@@ -67,6 +70,7 @@ mod absent;
 
 #[cfg(not(feature = "constraint"))]
 pub use absent::{Constraint, ConstraintEngine};
+pub use cancellation::Cancellation;
 #[cfg(feature = "constraint")]
 pub use engine::{Constraint, ConstraintEngine};
 pub use formats::unknown_format;
