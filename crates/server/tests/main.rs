@@ -5,6 +5,7 @@ mod answer_tokens;
 mod anthropic;
 mod chat_completions;
 mod common;
+mod complete_grammars;
 mod completions;
 mod connections;
 mod cut_calls;
