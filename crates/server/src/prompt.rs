@@ -253,7 +253,7 @@ fn render_messages(served: &ServedModel, chat: &ChatPrompt, uses_tools: bool) ->
             request.skip_reasoning(&served.model)?;
         }
         let is_harmony = matches!(request.reasoning.format(), Some(ReasoningFormat::Harmony));
-        if chat.reasoning == ReasoningEffort::Off && !is_harmony {
+        if (chat.reasoning == ReasoningEffort::Off || is_switched_off(served, &options)) && !is_harmony {
             request.reasoning = request.reasoning.without_reasoning();
         }
         return Ok(request);
@@ -264,6 +264,13 @@ fn render_messages(served: &ServedModel, chat: &ChatPrompt, uses_tools: bool) ->
     request.prompt.extend(served.model.tokenizer()?.encode(&last.content, special));
     request.reasoning = ReasoningSplitter::new(None, false);
     Ok(request)
+}
+
+/// Whether the template is asked for no reasoning by its own variables.
+fn is_switched_off(served: &ServedModel, options: &GeneratorOptions) -> bool {
+    let switch = served.model.template().map(|template| template.without_reasoning()).unwrap_or_default();
+    let variables = &options.template_variables;
+    !switch.is_empty() && switch.iter().all(|(name, off)| variables.get(name) == Some(off))
 }
 
 /// Whether the model reasons although the template was asked that it does not.

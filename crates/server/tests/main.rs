@@ -21,6 +21,7 @@ mod logs;
 mod models;
 mod ollama;
 mod openapi;
+mod reasoning_off;
 mod responses;
 mod tool_choice;
 mod vllm;

@@ -46,7 +46,8 @@ pub(crate) fn reasoning(
         Some("none") => ReasoningEffort::Off,
         Some(effort) => ReasoningEffort::Named(effort.to_owned()),
     };
-    let names = ["reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"];
+    let names =
+        ["reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget", "reasoning_budget"];
     let mut budget = None;
     for name in names {
         budget = budget.or(fields.integer(name)?);
