@@ -8,6 +8,7 @@ mod bench;
 mod chat;
 mod common;
 mod constraints;
+mod contrib;
 mod embed;
 mod exact;
 mod fetching;

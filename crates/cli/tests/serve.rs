@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
 
 /// A server that runs, and what it logs.
-struct Running {
+pub(crate) struct Running {
     child: Child,
     address: String,
     log: Option<JoinHandle<String>>,
@@ -22,7 +22,7 @@ struct Running {
 
 impl Running {
     /// Starts a server, and waits until it is ready.
-    fn start(command: &mut Command) -> Running {
+    pub(crate) fn start(command: &mut Command) -> Running {
         let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap());
         let mut log = String::new();
@@ -42,12 +42,12 @@ impl Running {
         Running { child, address, log: Some(log) }
     }
 
-    fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         let id = self.child.id().to_string();
         assert!(Command::new("kill").args([&format!("-{name}"), &id]).status().unwrap().success());
     }
 
-    fn wait(mut self) -> (ExitStatus, String) {
+    pub(crate) fn wait(mut self) -> (ExitStatus, String) {
         let status = self.child.wait().unwrap();
         (status, self.log.take().unwrap().join().unwrap())
     }
@@ -69,7 +69,7 @@ impl Running {
         stream
     }
 
-    fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
+    pub(crate) fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
         let mut text = String::new();
         self.send(method, path, headers, body).read_to_string(&mut text).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();

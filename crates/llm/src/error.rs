@@ -359,6 +359,10 @@ pub enum Error {
         reason: String,
     },
 
+    /// A grammar was not compiled to its end, since its [`Cancellation`](crate::constraint::Cancellation) was set.
+    #[error("the grammar was being compiled when its request was cancelled")]
+    Cancelled,
+
     /// A sampling hook failed.
     #[error("the sampling hook failed: {0}")]
     SamplingHook(#[source] Box<dyn std::error::Error + Send + Sync>),

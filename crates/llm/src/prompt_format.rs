@@ -97,10 +97,11 @@ impl PromptFormat<'_> {
             bytes.extend_from_slice(control.map_or_else(|| tokenizer.piece(*token), Ok)?);
         }
         let end = String::from_utf8_lossy(&bytes);
-        let mut splitter = ReasoningSplitter::new(Some(format.clone()), opens && format.is_open(&end));
+        // The template has written that there is none: a marker in the answer is text.
         if format.is_closed(&end) {
-            splitter = splitter.without_reasoning();
+            return Ok(ReasoningSplitter::new(None, false));
         }
+        let splitter = ReasoningSplitter::new(Some(format.clone()), opens && format.is_open(&end));
         Ok(if format.uses_tokens(tokenizer) { splitter.with_marked_markers() } else { splitter })
     }
 

@@ -181,8 +181,10 @@ pub struct ReasoningSplitter {
     tells_calls: bool,
     /// The function that the header calls.
     recipient: Option<String>,
-    /// Whether the prompt has closed the reasoning, so that a constrained answer has none.
+    /// Whether the prompt asks for no reasoning, so that a constrained answer has none.
     skipped: bool,
+    /// Whether text is held that is reasoning only if its end comes.
+    doubtful: bool,
 }
 
 impl ReasoningSplitter {
@@ -206,11 +208,13 @@ impl ReasoningSplitter {
             tells_calls: false,
             recipient: None,
             skipped: false,
+            doubtful: false,
         }
     }
 
-    /// The same, after a prompt that has closed the reasoning or asks for none. The model may open it again, and it is told from
-    /// the answer then; but a constraint holds from the first token.
+    /// The same, after a prompt that asks for no reasoning and has not closed it. The model may open it all the same, and it is told
+    /// from the answer then; but only once it is closed, as text that begins with the marker may be the answer. A constraint holds
+    /// from the first token.
     #[must_use]
     pub fn without_reasoning(self) -> ReasoningSplitter {
         ReasoningSplitter { skipped: true, ..self }
@@ -269,9 +273,9 @@ impl ReasoningSplitter {
         }
     }
 
-    /// Whether it is within reasoning.
+    /// Whether it is within reasoning, as far as is known: what is not asked for may still turn out to be the answer.
     pub fn is_open(&self) -> bool {
-        self.position == Position::Reasoning
+        self.position == Position::Reasoning || self.doubtful
     }
 
     /// The format.
@@ -305,6 +309,7 @@ impl ReasoningSplitter {
     /// The rest at the end of the stream.
     pub fn finish(&mut self) -> SplitText {
         let mut split = SplitText::default();
+        self.doubtful = false;
         let held = std::mem::take(&mut self.held);
         match self.position {
             Position::Reasoning => self.reason(&held, &mut split),
@@ -322,6 +327,11 @@ impl ReasoningSplitter {
         if self.position == Position::Start {
             let begun = self.held.trim_start();
             if let Some(rest) = begun.strip_prefix(open) {
+                // Without its end, what was not asked for is text.
+                self.doubtful = self.skipped && !rest.contains(close);
+                if self.doubtful {
+                    return;
+                }
                 self.held = rest.to_owned();
                 self.position = Position::Reasoning;
                 self.reasoned = true;

@@ -6,8 +6,9 @@ pub type HookError = Box<dyn std::error::Error + Send + Sync>;
 /// Sees the logits before a token is sampled, and may change them: for constrained generation, where all tokens that a
 /// grammar does not allow become `-inf`, or for a penalty of the caller's own.
 ///
-/// It is called after logit bias and penalties, before the candidates are filtered and drawn from. With a hook the
-/// logits are always copied to the host, even for greedy sampling.
+/// It is called after logit bias and penalties, before the candidates are filtered and drawn from; and once more if it leaves
+/// nothing while end-of-generation tokens are banned, with those. With a hook the logits are always copied to the host, even for
+/// greedy sampling.
 ///
 /// ```
 /// use quadriga_llm::sampling::{HookError, Sampler, SamplingHook, SamplingOptions};

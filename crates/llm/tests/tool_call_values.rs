@@ -47,8 +47,15 @@ fn texts_between_tags_have_no_quotes() {
     let is_city = |value: &Value| cities.contains(value);
     let is_short =
         |value: &Value| value.is_null() || value.as_str().is_some_and(|text| text.chars().count() <= 3);
+    let is_at_most =
+        |most: usize, value: &Value| value.as_str().is_some_and(|text| text.chars().count() <= most);
     type Check<'a> = &'a dyn Fn(&Value) -> bool;
-    let cases: [(Value, Check<'_>); 9] = [
+    let matches = |pattern: &str, value: &Value| {
+        let expression = regex::Regex::new(pattern).unwrap();
+        value.as_str().is_some_and(|text| expression.is_match(text))
+    };
+    let date = r"^[0-9]{4}-[01][0-9]-[0-3][0-9]$";
+    let cases: [(Value, Check<'_>); 17] = [
         (json!({ "anyOf": [{ "type": "string", "enum": ["Bern", "Basel"] }, { "type": "null" }] }), &is_city),
         (json!({ "type": ["string", "null"], "enum": ["Bern", "Basel", null] }), &is_city),
         (json!({ "const": "Bern", "description": "d" }), &|value| value == "Bern"),
@@ -68,6 +75,25 @@ fn texts_between_tags_have_no_quotes() {
                 value.is_string() || value.as_array().is_some_and(is_flags)
             },
         ),
+        (json!({ "type": "string", "pattern": "^[a-c]{2,4}$" }), &|value| matches("^[a-c]{2,4}$", value)),
+        (json!({ "type": "string", "pattern": "^(x/|y)[0-9]", "maxLength": 6 }), &|value| {
+            matches("^(x/|y)[0-9]", value) && is_at_most(6, value)
+        }),
+        (json!({ "type": "string", "allOf": [{ "pattern": "^[a-c]+$" }, { "maxLength": 3 }] }), &|value| {
+            matches("^[a-c]{1,3}$", value)
+        }),
+        (json!({ "type": "string", "pattern": "7$", "maxLength": 3 }), &|value| matches("7$", value)),
+        (json!({ "type": "string", "format": "date" }), &|value| matches(date, value)),
+        (json!({ "anyOf": [{ "type": "string", "format": "date" }, { "type": "null" }] }), &|value| {
+            value.is_null() || matches(date, value)
+        }),
+        (
+            json!({ "anyOf": [{ "const": "auto" }, { "type": "string", "pattern": "^[0-9]{1,3}px$" }] }),
+            &|value| matches("^(auto|[0-9]{1,3}px)$", value),
+        ),
+        (json!({ "type": "string", "pattern": "^(a|b)*$", "minLength": 1, "maxLength": 5 }), &|value| {
+            matches("^[ab]{1,5}$", value)
+        }),
     ];
     for family in families(&["qwen_coder", "glm45", "deepseek_v32"]) {
         for (schema, is_valid) in &cases {
@@ -75,6 +101,29 @@ fn texts_between_tags_have_no_quotes() {
                 let at = format!("{} of seed {seed}: {schema} gives {arguments}", family.name);
                 assert!(is_valid(&arguments["city"]), "{at}");
             }
+        }
+    }
+}
+
+/// An anchor within a pattern depends on what is around a text, which has no quotes here; and a text is of one kind.
+#[test]
+fn patterns_that_cannot_be_enforced_between_tags_are_refused_for_strict_tools() {
+    for family in families(&["qwen_coder", "glm45"]) {
+        let patterns = [r"\bBern\b", "(^a|b)c", "a(b$|c)"].map(|pattern| json!({ "pattern": pattern }));
+        let nested = json!({ "allOf": [{ "pattern": "(^a|b)c" }] });
+        let formats = json!({ "anyOf": [{ "format": "ipv4" }, { "format": "ipv6" }] });
+        for mut schema in patterns.into_iter().chain([nested, formats, json!({ "$ref": "#/$defs/City" })]) {
+            schema["type"] = json!("string");
+            let strict = tool(json!({ "city": schema }));
+            let lax: Arc<[Tool]> = strict.iter().map(|tool| Tool { strict: false, ..tool.clone() }).collect();
+            let grammar = |tools: &[Tool]| {
+                let rules = ToolRules { tools, choice: ToolChoice::Required, parallel: false, answer: None };
+                format(family).grammar(&rules, &tokenizer(family))
+            };
+            let reason = grammar(&strict).unwrap_err();
+            let is_told = reason.contains("anchor") || reason.contains("alternatives");
+            assert!(reason.contains("city of f") && is_told, "{schema}: {reason}");
+            assert!(grammar(&lax).unwrap().is_some(), "{schema}");
         }
     }
 }

@@ -1,4 +1,4 @@
-"""Servers for the tests: `quadriga serve` with the default model, and with a small model of random weights."""
+"""Servers for the tests: `quadriga serve` with the default model, and with a small model of random weights that reasons or does not."""
 import atexit
 import os
 import re
@@ -21,6 +21,13 @@ TEMPLATE = r"""
 {{- '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
+"""
+
+# Behind that one: reasoning, which can be switched off.
+THINKING = r"""
+{%- if add_generation_prompt %}
+{{- '<think>\n\n</think>\n\n' if enable_thinking is defined and enable_thinking is false else '<think>\n' }}
+{%- endif %}
 """
 
 
@@ -60,16 +67,27 @@ def default():
     return _addresses["default"]
 
 
-def small():
-    """A small model of random weights, whose answers are noise."""
-    if "small" not in _addresses:
+def noise(name, template):
+    """A small model of random weights with a template, whose answers are noise."""
+    if name not in _addresses:
         model = os.path.join(FOLDER.name, "small.gguf")
-        template = os.path.join(FOLDER.name, "template.jinja")
-        subprocess.run([BINARY, "synth", "-o", model, "--context", "8192"], check=True, capture_output=True)
-        with open(template, "w") as file:
-            file.write(TEMPLATE)
-        _addresses["small"] = start("-m", model, "--chat-template-file", template, "--alias", "small", "-t", "1")
-    return _addresses["small"]
+        if not os.path.exists(model):
+            subprocess.run([BINARY, "synth", "-o", model, "--context", "8192"], check=True, capture_output=True)
+        path = os.path.join(FOLDER.name, f"{name}.jinja")
+        with open(path, "w") as file:
+            file.write(template)
+        _addresses[name] = start("-m", model, "--chat-template-file", path, "--alias", name, "-t", "1")
+    return _addresses[name]
+
+
+def small():
+    """A model without reasoning."""
+    return noise("small", TEMPLATE)
+
+
+def thinking():
+    """A model that reasons before each answer: its template opens the reasoning, unless that is switched off."""
+    return noise("thinking", TEMPLATE + THINKING)
 
 
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer with one word."}]

@@ -1,5 +1,8 @@
-"""lm-eval's `local-completions`: log-likelihoods of continuations, against those of `quadriga eval`. Its requests are also sent one by one."""
+"""lm-eval's `local-completions`: whole tasks, and log-likelihoods of continuations, against those of `quadriga eval`. Its requests are also
+sent one by one."""
 import json
+import os
+import pathlib
 import subprocess
 import tempfile
 import unittest
@@ -67,6 +70,37 @@ class LmEval(unittest.TestCase):
         (of_paris, is_greedy), (of_rome, _) = model._loglikelihood_tokens(pairs)
         self.assertGreater(of_paris, of_rome)
         self.assertTrue(is_greedy)
+
+    def test_tasks(self):
+        """Tasks of lm-eval's own form, from their files to their results: texts to choose from, and texts to generate."""
+        import lm_eval
+        from lm_eval.tasks import TaskManager
+
+        os.environ.update(HF_DATASETS_OFFLINE="1", HF_HUB_OFFLINE="1")
+        folder = pathlib.Path(__file__).parent / "tasks"
+        with tempfile.TemporaryDirectory() as home:
+            # The file of the questions is found by an absolute path.
+            for task in folder.glob("*.yaml"):
+                text = task.read_text().replace("QUESTIONS", str(folder / "capitals.jsonl"))
+                pathlib.Path(home, task.name).write_text(text)
+            os.environ["HF_DATASETS_CACHE"] = home
+            results = lm_eval.simple_evaluate(
+                model="local-completions",
+                # The server tokenizes.
+                model_args={
+                    "base_url": server.default() + "/v1/completions",
+                    "model": "smollm2",
+                    "tokenizer_backend": "remote",
+                    "max_retries": 1,
+                    "max_length": 512,
+                },
+                tasks=["capitals_choice", "capitals_text"],
+                task_manager=TaskManager(include_path=home, include_defaults=False),
+                batch_size=4,
+                bootstrap_iters=0,
+            )["results"]
+        self.assertGreaterEqual(results["capitals_choice"]["acc,none"], 0.75, results)
+        self.assertGreaterEqual(results["capitals_text"]["exact_match,none"], 0.5, results)
 
     def test_loglikelihoods_are_those_of_eval(self):
         tokens = [case["tokens"] for case in evaluate([{"name": "t", "kind": "tokenize", "text": text} for text in TEXTS])]

@@ -1,4 +1,4 @@
-"""litellm, llm and langchain-openai, through the interface of OpenAI."""
+"""litellm through all interfaces; llm and langchain-openai, through that of OpenAI."""
 import json
 import os
 import subprocess
@@ -12,13 +12,17 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 
 class LiteLlm(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        import litellm
+
+        litellm.suppress_debug_info = True
+
     def call(self, **more):
         import litellm
 
-        return litellm.completion(
-            model="openai/smollm2", api_base=server.default() + "/v1", api_key="none", temperature=0, num_retries=0,
-            **{"messages": server.QUESTION, "max_tokens": 24, **more},
-        )
+        common = {"model": "openai/smollm2", "api_base": server.default() + "/v1", "messages": server.QUESTION, "max_tokens": 24}
+        return litellm.completion(api_key="none", temperature=0, num_retries=0, **{**common, **more})
 
     def test_chat_and_stream(self):
         text = self.call().choices[0].message.content
@@ -33,7 +37,6 @@ class LiteLlm(unittest.TestCase):
         schema = {"type": "json_schema", "json_schema": {"name": "weather", "schema": server.WEATHER, "strict": True}}
         server.check_weather(json.loads(self.call(response_format=schema, max_tokens=100).choices[0].message.content))
 
-
     def test_embeddings(self):
         import litellm
 
@@ -41,6 +44,62 @@ class LiteLlm(unittest.TestCase):
             model="openai/smollm2", input=server.TEXTS, api_base=server.default() + "/v1", api_key="none", encoding_format="float"
         )
         server.check_embeddings([item["embedding"] for item in answer.data])
+
+    def test_text_completion(self):
+        import litellm
+
+        def complete(**more):
+            return litellm.text_completion(
+                model="text-completion-openai/smollm2", prompt="The capital of France is", api_base=server.default() + "/v1",
+                api_key="none", temperature=0, max_tokens=8, num_retries=0, **more,
+            )
+
+        text = complete().choices[0].text
+        self.assertIn("Paris", text)
+        self.assertEqual("".join(chunk.choices[0].text or "" for chunk in complete(stream=True)), text)
+
+    def test_responses(self):
+        import litellm
+
+        def respond(**more):
+            return litellm.responses(
+                model="openai/smollm2", input=server.QUESTION[0]["content"], api_base=server.default() + "/v1", api_key="none",
+                temperature=0, max_output_tokens=24, **more,
+            )
+
+        answer = respond()
+        (item,) = answer.output
+        self.assertIn("Paris", item.content[0].text)
+        events = list(respond(stream=True))
+        self.assertEqual(events[-1].type, "response.completed")
+        deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+        self.assertEqual("".join(deltas), item.content[0].text)
+
+    def test_other_interfaces(self):
+        """Those of Anthropic and Ollama, which litellm translates to OpenAI's."""
+        for name, address in [("anthropic/smollm2", server.default()), ("ollama_chat/smollm2", server.default())]:
+            with self.subTest(name):
+                answer = self.call(model=name, api_base=address)
+                self.assertIn("Paris", answer.choices[0].message.content)
+                chunks = self.call(model=name, api_base=address, stream=True)
+                streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+                self.assertEqual(streamed, answer.choices[0].message.content)
+        answer = self.call(model="anthropic/smollm2", api_base=server.default(), tools=server.TOOLS, tool_choice="required", max_tokens=200)
+        server.check_weather(json.loads(answer.choices[0].message.tool_calls[0].function.arguments))
+
+    def test_anthropic_messages(self):
+        import asyncio
+
+        import litellm
+
+        async def ask():
+            return await litellm.anthropic.messages.acreate(
+                model="anthropic/smollm2", messages=server.QUESTION, max_tokens=24, temperature=0, api_base=server.default(), api_key="none"
+            )
+
+        answer = asyncio.run(ask())
+        self.assertIn("Paris", answer["content"][0]["text"])
+        self.assertIn(answer["stop_reason"], ("end_turn", "max_tokens"))
 
 
 class LangChain(unittest.TestCase):
@@ -61,7 +120,6 @@ class LangChain(unittest.TestCase):
         server.check_weather(call["args"])
         schema = {"title": "weather", "description": "Weather.", **server.WEATHER}
         server.check_weather(self.model.with_structured_output(schema, method="json_schema").invoke("Weather in Bern?"))
-
 
     def test_embeddings(self):
         from langchain_openai import OpenAIEmbeddings

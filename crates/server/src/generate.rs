@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use quadriga_llm::constraint::Cancellation;
 use quadriga_llm::serving::Request;
 
 use crate::error::ApiError;
@@ -10,6 +11,16 @@ use crate::model::ServedModel;
 use crate::operation::caller::Caller;
 use crate::prompt;
 use crate::running::Running;
+
+/// Ends the compiling of grammars when it is dropped: nobody waits for them any more.
+#[derive(Default)]
+struct CancelOnDrop(Cancellation);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
 
 impl ServedModel {
     /// Starts to answer a request. When it returns, the request was checked and accepted.
@@ -34,8 +45,11 @@ impl ServedModel {
         let bytes = generations.iter().map(|generation| generation.prompt.bytes()).sum();
         let served = Arc::clone(self);
         let client = caller.client();
+        // Dropped with this function's future, when the client leaves.
+        let until_dropped = CancelOnDrop::default();
+        let cancellation = until_dropped.0.clone();
         let prepare = move || {
-            let prepare = |generation| prompt::prepare(&served, generation, client);
+            let prepare = |generation| prompt::prepare(&served, generation, client, &cancellation);
             generations.into_iter().map(prepare).collect::<Result<Vec<_>, ApiError>>()
         };
         let prepared = self.tokenizing(bytes, prepare).await??;
@@ -47,7 +61,7 @@ impl ServedModel {
     /// # Errors
     /// A field is wrong, or the prompt does not fit.
     pub fn prepare(&self, generation: Generation) -> Result<Vec<Request>, ApiError> {
-        Ok(prompt::prepare(self, generation, 0)?.requests)
+        Ok(prompt::prepare(self, generation, 0, &Cancellation::default())?.requests)
     }
 
     /// The tokens of a prompt, rendered and tokenized as [`generate`](Self::generate) does, without any generation.

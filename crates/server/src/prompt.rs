@@ -1,5 +1,6 @@
 //! From a [`Generation`] to the requests of the engine: the prompt is rendered and tokenized, and everything is checked.
 
+use quadriga_llm::constraint::Cancellation;
 use quadriga_llm::reasoning::{ReasoningFormat, ReasoningSplitter};
 use quadriga_llm::serving::Request;
 use quadriga_llm::template::{Message, TemplateArguments};
@@ -67,11 +68,12 @@ pub(crate) fn check_count(
     Ok(())
 }
 
-/// Renders, tokenizes and checks.
+/// Renders, tokenizes and checks. Grammars are compiled as long as that is not cancelled.
 pub(crate) fn prepare(
     served: &ServedModel,
     mut generation: Generation,
     client: u64,
+    cancellation: &Cancellation,
 ) -> Result<Prepared, ApiError> {
     if let (Constraint::None, Some(grammar)) = (&generation.constraint, &served.defaults.grammar) {
         (generation.constraint, generation.constraint_field) = (grammar.into(), None);
@@ -111,6 +113,7 @@ pub(crate) fn prepare(
             priority: generation.priority,
             client,
             reasoning: first.reasoning.clone(),
+            cancellation: cancellation.clone(),
             ..Request::new(first.prompt.clone())
         };
         hooks::constrain(&served.model, &generation, &mut request)?;
@@ -262,7 +265,7 @@ fn render_messages(served: &ServedModel, chat: &ChatPrompt, uses_tools: bool) ->
             request.skip_reasoning(&served.model)?;
         }
         let is_harmony = matches!(request.reasoning.format(), Some(ReasoningFormat::Harmony));
-        if is_off && !is_harmony {
+        if (is_off || is_switched_off(served, &options)) && !is_harmony {
             request.reasoning = request.reasoning.without_reasoning();
         }
         return Ok(request);
@@ -287,6 +290,13 @@ fn is_off(served: &ServedModel, chat: &ChatPrompt) -> bool {
         }
         ReasoningEffort::Default | ReasoningEffort::On | ReasoningEffort::Named(_) => false,
     }
+}
+
+/// Whether the template is asked for no reasoning by its own variables.
+fn is_switched_off(served: &ServedModel, options: &GeneratorOptions) -> bool {
+    let switch = served.model.template().map(|template| template.without_reasoning()).unwrap_or_default();
+    let variables = &options.template_variables;
+    !switch.is_empty() && switch.iter().all(|(name, off)| variables.get(name) == Some(off))
 }
 
 /// Whether the model reasons although the template was asked that it does not.

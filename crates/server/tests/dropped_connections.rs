@@ -12,7 +12,7 @@ use quadriga_server::operation::caller::Caller;
 use quadriga_server::{ServedModel, requests};
 
 use crate::common::gate::Gate;
-use crate::common::{Setup, Stream, TestServer, Value, json};
+use crate::common::{Setup, Stream, TestServer, Value, json, model};
 
 /// A prompt of more tokens than a step computes.
 fn long(fields: &[(&str, Value)]) -> Value {
@@ -222,4 +222,46 @@ fn a_client_that_ended_its_side_gets_its_stream() {
         }
         server.assert_idle();
     }
+}
+
+/// A schema that is not strict, with a pattern in every property that cannot be compiled: they are found one after another.
+fn tools_to_relax(name: &str) -> Value {
+    let properties = (0..60).map(|at| {
+        let pattern = if at % 2 == 0 { "a(?=b)" } else { "^[a-c]{2,40}$" };
+        (format!("{name}_{at}"), json!({ "type": "string", "pattern": pattern }))
+    });
+    let properties: serde_json::Map<String, Value> = properties.collect();
+    let function = json!({ "name": "odd", "parameters": { "type": "object", "properties": properties } });
+    json!([{ "type": "function", "function": function }])
+}
+
+#[test]
+fn grammars_of_a_client_that_left_are_not_compiled() {
+    let model = model::small();
+    let server = Setup { model: model.clone(), ..Setup::default() }.start();
+    let engine = model.constraints().unwrap();
+    let body = |name: &str| {
+        let messages = json!([{ "role": "user", "content": "x" }]);
+        json!({ "model": "small", "messages": messages, "max_tokens": 3, "tools": tools_to_relax(name),
+            "tool_choice": "required" })
+    };
+    let answer = server.post("/v1/chat/completions", &body("stays"));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let (_, whole) = engine.compiling();
+    assert!(whole > 40, "{whole}");
+    let client = send(&server, "/v1/chat/completions", "", &body("leaves"));
+    while engine.compiling().1 < whole + 2 {
+        std::thread::yield_now();
+    }
+    drop(client);
+    // It ends when all of its work has ended.
+    drop(server);
+    let (running, all) = engine.compiling();
+    assert!(all - whole < whole, "{all} in all, of which one request needs {whole}");
+    // The slots are free again.
+    while engine.compiling().0 > 0 {
+        std::thread::yield_now();
+    }
+    assert!(running <= 1, "{running}");
+    engine.compile(&quadriga_llm::constraint::Grammar::JsonObject).unwrap();
 }

@@ -186,6 +186,16 @@ fn tokens_go_there_and_back() {
     assert_eq!(pieces["tokens"][2], json!({ "id": tokens[2], "piece": "<|end|>" }));
     let back = server.post("/detokenize", &json!({ "tokens": tokens })).ok();
     assert_eq!(back["content"], "the <|end|>");
+    // The fields of vLLM, which lm-eval uses.
+    let vllm = json!({ "prompt": "the <|end|>", "add_special_tokens": false });
+    let own = server.post("/tokenize", &vllm).ok();
+    assert_eq!((&own["tokens"], &own["count"], &own["max_model_len"]), (&tokens, &json!(3), &json!(512)));
+    assert_eq!(back["prompt"], "the <|end|>");
+    let info = server.get("/tokenizer_info").ok();
+    assert_eq!((info["eos_token"].as_str(), &info["bos_token"]), (Some("<|end|>"), &Value::Null), "{info}");
+    assert_eq!(info["chat_template"], model::TEMPLATE);
+    let missing = server.post("/tokenize", &json!({ "prompt": null })).json();
+    assert!(missing["error"]["message"].as_str().unwrap().starts_with("content"), "{missing}");
     for wrong in [json!({ "tokens": [100_000] }), json!({ "tokens": ["x"] }), json!({})] {
         let answer = server.post("/detokenize", &wrong);
         assert_eq!(answer.status, 400);

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 
+use super::cancellation::Cancellation;
 use super::grammar::Grammar;
 use crate::reasoning::ReasoningSplitter;
 use crate::sampling_hook::SamplingHook;
@@ -29,6 +30,17 @@ impl ConstraintEngine {
         grammar: &Grammar,
         _: &ReasoningSplitter,
         _: &Tokenizer,
+    ) -> Result<Constraint> {
+        self.compile(grammar)
+    }
+
+    /// An error.
+    pub(crate) fn compile_until(
+        &self,
+        grammar: &Grammar,
+        _: &ReasoningSplitter,
+        _: &Tokenizer,
+        _: &Cancellation,
     ) -> Result<Constraint> {
         self.compile(grammar)
     }

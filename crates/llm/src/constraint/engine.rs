@@ -1,11 +1,15 @@
 //! Compiles grammars for one vocabulary.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use llguidance::{Matcher, ParserFactory};
+use llguidance::api::TopLevelGrammar;
+use llguidance::{CancellationHandle, Matcher, ParserFactory};
 use rustc_hash::FxHashMap;
 use serde_json::Value;
 
+use super::cancellation::Cancellation;
+use super::compiler_slots::{CANCEL_INTERVAL, CompilerSlots};
 use super::grammar::Grammar;
 use super::hook::ConstraintHook;
 use super::mask::{MaskJob, plain};
@@ -30,7 +34,7 @@ pub struct ConstraintEngine {
     /// The latest schemas that were relaxed, with what was left of them; the latest last.
     relaxed: Mutex<Vec<(Value, Value)>>,
     /// Grammars that are compiled at once.
-    compiling: CompilerSlots,
+    compiling: Arc<CompilerSlots>,
     /// The latest grammars that were compiled, with what comes before the answer; the latest last.
     compiled: Mutex<Vec<(Grammar, Option<String>, Constraint)>>,
 }
@@ -50,7 +54,7 @@ impl ConstraintEngine {
             workers,
             special,
             relaxed: Mutex::default(),
-            compiling: CompilerSlots::default(),
+            compiling: Arc::default(),
             compiled: Mutex::default(),
         })
     }
@@ -60,7 +64,13 @@ impl ConstraintEngine {
     /// # Errors
     /// [`Error::Grammar`], with the reason.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint> {
-        self.compile_after(grammar, None)
+        self.compile_after(grammar, None, &Cancellation::default())
+    }
+
+    /// Grammars that are being compiled now, and how often one ever was. A grammar that was cancelled counts until its compiler
+    /// has stopped.
+    pub fn compiling(&self) -> (usize, u64) {
+        self.compiling.counts()
     }
 
     /// Compiles the grammar of an answer after what a splitter at the beginning of the output expects: reasoning, if the
@@ -71,7 +81,18 @@ impl ConstraintEngine {
         splitter: &ReasoningSplitter,
         tokenizer: &Tokenizer,
     ) -> Result<Constraint> {
-        self.compile_after(grammar, reasoning::before_answer(splitter, tokenizer, false))
+        self.compile_until(grammar, splitter, tokenizer, &Cancellation::default())
+    }
+
+    /// The same, as long as it is not cancelled.
+    pub(crate) fn compile_until(
+        &self,
+        grammar: &Grammar,
+        splitter: &ReasoningSplitter,
+        tokenizer: &Tokenizer,
+        cancellation: &Cancellation,
+    ) -> Result<Constraint> {
+        self.compile_after(grammar, reasoning::before_answer(splitter, tokenizer, false), cancellation)
     }
 
     /// The same for a grammar of which any text is an answer, but for text that begins with a marker of reasoning.
@@ -80,61 +101,99 @@ impl ConstraintEngine {
         grammar: &Grammar,
         splitter: &ReasoningSplitter,
         tokenizer: &Tokenizer,
+        cancellation: &Cancellation,
     ) -> Result<Constraint> {
-        self.compile_after(grammar, reasoning::before_answer(splitter, tokenizer, true))
+        self.compile_after(grammar, reasoning::before_answer(splitter, tokenizer, true), cancellation)
     }
 
-    fn compile_after(&self, grammar: &Grammar, before: Option<String>) -> Result<Constraint> {
+    pub(crate) fn compile_after(
+        &self,
+        grammar: &Grammar,
+        before: Option<String>,
+        cancellation: &Cancellation,
+    ) -> Result<Constraint> {
         if let Some(constraint) = self.find(grammar, &before) {
             return Ok(constraint);
         }
         if before.is_some() {
             // How the answer begins cannot be tried behind reasoning.
-            self.compile_after(grammar, None)?;
+            self.compile_after(grammar, None, cancellation)?;
         }
-        let constraint = self.compile_anew(grammar, before.clone())?;
+        let constraint = self.compile_anew(grammar, before.clone(), cancellation)?;
         self.keep(grammar, before, &constraint);
         Ok(constraint)
     }
 
     /// A schema of objects without the parts that cannot be enforced; of any object if they are not found with bounded work.
-    pub(crate) fn relaxed(&self, schema: &Value) -> Value {
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] if that was cancelled.
+    pub(crate) fn relaxed(&self, schema: &Value, cancellation: &Cancellation) -> Result<Value> {
         let known = |relaxed: &Vec<(Value, Value)>| {
             relaxed.iter().find(|(other, _)| other == schema).map(|(_, found)| found.clone())
         };
         if let Some(found) = known(&self.relaxed.lock().unwrap_or_else(PoisonError::into_inner)) {
-            return found;
+            return Ok(found);
         }
-        let compiles = |part: &Value| self.compile_anew(&Grammar::JsonSchema(part.clone()), None).is_ok();
+        let compiles = |part: &Value| {
+            !cancellation.is_cancelled()
+                && self.compile_anew(&Grammar::JsonSchema(part.clone()), None, cancellation).is_ok()
+        };
         let found = relaxed::relaxed(schema, &compiles);
+        cancellation.check()?;
         let mut relaxed = self.relaxed.lock().unwrap_or_else(PoisonError::into_inner);
         if relaxed.len() >= KEPT {
             relaxed.remove(0);
         }
         relaxed.push((schema.clone(), found.clone()));
-        found
+        Ok(found)
     }
 
-    fn compile_anew(&self, grammar: &Grammar, before: Option<String>) -> Result<Constraint> {
+    fn compile_anew(
+        &self,
+        grammar: &Grammar,
+        before: Option<String>,
+        cancellation: &Cancellation,
+    ) -> Result<Constraint> {
         let failed = |reason| Error::Grammar { grammar: grammar.name(), reason };
         let answer = source::of(grammar, &|name| self.special.get(name).copied()).map_err(failed)?;
         let top_level = source::top_level(answer, before);
-        let factory = Arc::clone(&self.factory);
-        let _slot = self.compiling.enter();
+        let compiler = Compiler {
+            factory: Arc::clone(&self.factory),
+            cancellation: cancellation.clone(),
+            trial: Arc::default(),
+        };
+        let trial = Arc::clone(&compiler.trial);
+        let slot = self.compiling.enter(cancellation)?;
+        let (sender, receiver) = channel();
         // The compiler recurses over the grammar.
         let thread = std::thread::Builder::new().name("quadriga-grammar".to_owned());
-        let compiled = thread.stack_size(bounds::COMPILER_STACK).spawn(move || {
-            let parser = factory.create_parser(top_level).map_err(|error| plain(&error))?;
-            let matcher = Matcher::new(Ok(parser));
-            mask::check_opening(&matcher)?;
-            Ok(matcher)
+        let thread = thread.stack_size(bounds::COMPILER_STACK).spawn(move || {
+            let compiled = compiler.compile(top_level);
+            // The slot is free as soon as the result is there, or nobody wants it.
+            drop(slot);
+            let _ = sender.send(compiled);
         });
-        let compiled = compiled.map_err(|error| Error::Thread { reason: error.to_string() })?.join();
-        let compiled = compiled.unwrap_or_else(|_| Err("its compiler failed".to_owned()));
-        Ok(Constraint {
-            matcher: Arc::new(Mutex::new(compiled.map_err(failed)?)),
-            workers: Arc::clone(&self.workers),
-        })
+        thread.map_err(|error| Error::Thread { reason: error.to_string() })?;
+        let compiled = loop {
+            match receiver.recv_timeout(CANCEL_INTERVAL) {
+                Ok(compiled) => break compiled,
+                Err(RecvTimeoutError::Disconnected) => break Err("its compiler failed".to_owned()),
+                Err(RecvTimeoutError::Timeout) if cancellation.is_cancelled() => {
+                    let trial = trial.lock().unwrap_or_else(PoisonError::into_inner).take();
+                    trial.iter().for_each(CancellationHandle::cancel);
+                    return Err(Error::Cancelled);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        };
+        match compiled {
+            Ok(matcher) => {
+                Ok(Constraint { matcher: Arc::new(Mutex::new(matcher)), workers: Arc::clone(&self.workers) })
+            }
+            Err(_) if cancellation.is_cancelled() => Err(Error::Cancelled),
+            Err(reason) => Err(failed(reason)),
+        }
     }
 
     fn find(&self, grammar: &Grammar, before: &Option<String>) -> Option<Constraint> {
@@ -155,35 +214,27 @@ impl ConstraintEngine {
     }
 }
 
-/// Grammars that are compiled at once; others wait. Requests cannot take more of the machine than this.
-const MAX_COMPILING: usize = 2;
-
-/// Counts grammars that are being compiled.
-#[derive(Default)]
-struct CompilerSlots {
-    taken: Mutex<usize>,
-    freed: Condvar,
+/// What a thread needs to compile a grammar.
+struct Compiler {
+    factory: Arc<ParserFactory>,
+    cancellation: Cancellation,
+    /// Cancels the trial of how an answer begins, while it runs.
+    trial: Arc<Mutex<Option<CancellationHandle>>>,
 }
 
-/// A grammar that is being compiled, until it is dropped.
-struct CompilerSlot<'s>(&'s CompilerSlots);
-
-impl CompilerSlots {
-    /// Waits for a free slot.
-    fn enter(&self) -> CompilerSlot<'_> {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        while *taken >= MAX_COMPILING {
-            taken = self.freed.wait(taken).unwrap_or_else(PoisonError::into_inner);
+impl Compiler {
+    /// Compiles a grammar and tries how an answer begins; the reason if one of them fails. What it says of cancelled work is not
+    /// heard.
+    fn compile(&self, grammar: TopLevelGrammar) -> std::result::Result<Matcher, String> {
+        let parser = self.factory.create_parser(grammar).map_err(|error| plain(&error))?;
+        let matcher = Matcher::new(Ok(parser));
+        let trial = matcher.deep_clone().into_cancellable();
+        *self.trial.lock().unwrap_or_else(PoisonError::into_inner) = trial.cancellation_handle();
+        if self.cancellation.is_cancelled() {
+            return Err("it was cancelled".to_owned());
         }
-        *taken += 1;
-        CompilerSlot(self)
-    }
-}
-
-impl Drop for CompilerSlot<'_> {
-    fn drop(&mut self) {
-        *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        self.0.freed.notify_one();
+        mask::check_opening(trial)?;
+        Ok(matcher)
     }
 }
 
@@ -200,5 +251,83 @@ impl Constraint {
     pub fn hook(&self) -> Box<dyn SamplingHook> {
         let matcher = self.matcher.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
         Box::new(ConstraintHook::new(MaskJob::new(matcher), Arc::clone(&self.workers)))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use serde_json::json;
+
+    use super::super::compiler_slots::MAX_COMPILING;
+    use super::*;
+    use crate::tokenizer::{TokenType, Vocabulary};
+
+    fn engine() -> ConstraintEngine {
+        let tokens: Vec<String> = (' '..='~').map(String::from).chain(["</s>".to_owned()]).collect();
+        let count = tokens.len();
+        let mut types = vec![TokenType::Normal; count];
+        *types.last_mut().unwrap() = TokenType::Control;
+        let vocabulary = Vocabulary {
+            model: "llama".into(),
+            tokens,
+            types,
+            scores: vec![0.0; count],
+            eos: Some(count as u32 - 1),
+            ..Vocabulary::default()
+        };
+        ConstraintEngine::new(&Tokenizer::new(vocabulary).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_grammar_that_waits_for_a_slot_is_given_up_when_it_is_cancelled() {
+        let (engine, cancellation) = (engine(), Cancellation::default());
+        let grammar = Grammar::Regex("a+".to_owned());
+        let never = Cancellation::default();
+        let slots: Vec<_> = (0..MAX_COMPILING).map(|_| engine.compiling.enter(&never).unwrap()).collect();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| engine.compile_after(&grammar, None, &cancellation).map(drop));
+            cancellation.cancel();
+            assert!(matches!(waiting.join().unwrap(), Err(Error::Cancelled)));
+        });
+        drop(slots);
+        assert_eq!(engine.compiling(), (0, MAX_COMPILING as u64));
+        engine.compile(&grammar).unwrap();
+        assert_eq!(engine.compiling(), (0, MAX_COMPILING as u64 + 1));
+    }
+
+    #[test]
+    fn cancelled_work_is_neither_begun_nor_kept() {
+        let (engine, cancelled) = (engine(), Cancellation::default());
+        cancelled.cancel();
+        let schema = json!({ "type": "object", "properties": { "a": { "type": "string", "pattern": "(" } } });
+        assert!(matches!(engine.relaxed(&schema, &cancelled), Err(Error::Cancelled)));
+        let grammar = Grammar::JsonObject;
+        assert!(matches!(engine.compile_after(&grammar, None, &cancelled), Err(Error::Cancelled)));
+        assert_eq!(engine.compiling(), (0, 0));
+        // Others get what they ask for.
+        let relaxed = engine.relaxed(&schema, &Cancellation::default()).unwrap();
+        assert_eq!(relaxed, json!({ "type": "object", "properties": { "a": { "type": "string" } } }));
+        engine.compile(&grammar).unwrap();
+        // What is known needs no work.
+        engine.compile_after(&grammar, None, &cancelled).unwrap();
+    }
+
+    /// The trial of how an answer begins ends between two steps of the parser.
+    #[test]
+    fn a_compiler_looks_whether_it_was_cancelled() {
+        let (engine, cancellation) = (engine(), Cancellation::default());
+        let grammar = || source::of(&Grammar::Json, &|_| None).map(|answer| source::top_level(answer, None));
+        let compiler = Compiler {
+            factory: Arc::clone(&engine.factory),
+            cancellation: cancellation.clone(),
+            trial: Arc::default(),
+        };
+        assert!(compiler.compile(grammar().unwrap()).is_ok());
+        cancellation.cancel();
+        assert!(compiler.compile(grammar().unwrap()).is_err());
+        let matcher = Matcher::new(engine.factory.create_parser(grammar().unwrap())).into_cancellable();
+        matcher.cancellation_handle().unwrap().cancel();
+        assert!(mask::check_opening(matcher).is_err());
     }
 }

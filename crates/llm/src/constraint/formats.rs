@@ -131,20 +131,25 @@ fn parts_of_field<'s>(name: &str, value: &'s Value) -> Vec<&'s Value> {
 /// The schemas that are parts of a schema, to be changed.
 #[cfg(feature = "constraint")]
 pub(super) fn parts_mut(schema: &mut Value) -> Vec<&mut Value> {
-    fn of_field<'s>(name: &str, value: &'s mut Value) -> Vec<&'s mut Value> {
-        if DATA.contains(&name) {
-            return Vec::new();
-        }
-        if NAMED.contains(&name) && value.is_object() {
-            return value.as_object_mut().into_iter().flat_map(|named| named.values_mut()).collect();
-        }
-        vec![value]
-    }
     match schema {
         Value::Array(items) => items.iter_mut().collect(),
-        Value::Object(fields) => fields.iter_mut().flat_map(|(name, value)| of_field(name, value)).collect(),
+        Value::Object(fields) => {
+            fields.iter_mut().flat_map(|(name, value)| parts_of_field_mut(name, value)).collect()
+        }
         _ => Vec::new(),
     }
+}
+
+/// Those in the value of one keyword.
+#[cfg(feature = "constraint")]
+pub(super) fn parts_of_field_mut<'s>(name: &str, value: &'s mut Value) -> Vec<&'s mut Value> {
+    if DATA.contains(&name) {
+        return Vec::new();
+    }
+    if NAMED.contains(&name) && value.is_object() {
+        return value.as_object_mut().into_iter().flat_map(|named| named.values_mut()).collect();
+    }
+    vec![value]
 }
 
 /// A `format` in a schema that is not known: neither enforced, nor one of those that only say how a value is meant.

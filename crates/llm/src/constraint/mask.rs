@@ -92,8 +92,7 @@ impl MaskJob {
 const OPENING: usize = 4;
 
 /// Tries how an answer begins, as far as there is one way: what fails there is the grammar's error, and not one of the answer.
-pub(super) fn check_opening(matcher: &Matcher) -> Result<(), String> {
-    let mut matcher = matcher.deep_clone();
+pub(super) fn check_opening(mut matcher: Matcher) -> Result<(), String> {
     let vocabulary = matcher.tok_env().map_err(|error| plain(&error))?;
     for _ in 0..OPENING {
         next_mask(&mut matcher, &[])?;

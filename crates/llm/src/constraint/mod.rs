@@ -28,6 +28,7 @@
 //!
 //! The feature `constraint` (default) brings the compiler, the crate `llguidance`. Without it every grammar is an error.
 
+mod cancellation;
 mod formats;
 pub mod gbnf;
 mod grammar;
@@ -37,9 +38,16 @@ mod bounds;
 #[cfg(feature = "constraint")]
 mod branching;
 #[cfg(feature = "constraint")]
+mod compiler_slots;
+#[cfg(feature = "constraint")]
 mod engine;
 #[cfg(feature = "constraint")]
 mod hook;
+#[cfg(all(test, feature = "constraint"))]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+mod intersections;
+#[cfg(feature = "constraint")]
+mod joined_bounds;
 #[cfg(feature = "constraint")]
 mod mask;
 #[cfg(feature = "constraint")]
@@ -62,6 +70,7 @@ mod absent;
 
 #[cfg(not(feature = "constraint"))]
 pub use absent::{Constraint, ConstraintEngine};
+pub use cancellation::Cancellation;
 #[cfg(feature = "constraint")]
 pub use engine::{Constraint, ConstraintEngine};
 pub use formats::unknown_format;

@@ -160,6 +160,7 @@ fn least_common_multiple(a: u128, b: u128) -> u128 {
 
 /// Tightens bounds that the compiler cannot compute with to ones that it can.
 pub(super) fn tighten_bounds(fields: &mut Map<String, Value>) {
+    exclude_by_number(fields);
     for (name, loose) in NUMBER_BOUNDS {
         let Some(Value::Number(number)) = fields.get(name) else { continue };
         let Some(float) = number.as_f64() else { continue };
@@ -180,8 +181,19 @@ pub(super) fn tighten_bounds(fields: &mut Map<String, Value>) {
     exclude_whole_bound(fields);
 }
 
+/// Writes exclusive bounds of earlier drafts, which say whether the other bound is one, as numbers.
+fn exclude_by_number(fields: &mut Map<String, Value>) {
+    for (exclusive, bound) in [("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")] {
+        let Some(is_exclusive) = fields.get(exclusive).and_then(Value::as_bool) else { continue };
+        match fields.get(bound).filter(|bound| is_exclusive && bound.is_number()).cloned() {
+            Some(number) => drop(fields.insert(exclusive.to_owned(), number)),
+            None => drop(fields.shift_remove(exclusive)),
+        }
+    }
+}
+
 /// Where an exclusive bound is a whole number and the other is less than one away, the compiler takes the bound in.
-fn exclude_whole_bound(fields: &mut Map<String, Value>) {
+pub(super) fn exclude_whole_bound(fields: &mut Map<String, Value>) {
     let number = |name: &str| fields.get(name).and_then(Value::as_f64);
     let least =
         number("exclusiveMinimum").filter(|least| number("minimum").is_none_or(|other| other <= *least));
@@ -207,29 +219,9 @@ fn exclude_whole_bound(fields: &mut Map<String, Value>) {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 mod tests {
-    use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
-    use llguidance::{Matcher, ParserFactory};
-    use toktrie::ApproximateTokEnv;
-
-    use super::super::schema::{check, prepared};
+    use super::super::intersections::accepts;
+    use super::super::schema::check;
     use super::*;
-
-    /// Whether a text is an answer under a schema; an error if the schema is refused.
-    fn accepts(schema: &Value, texts: &[&str]) -> Result<Vec<bool>, String> {
-        check(schema)?;
-        let vocabulary = ApproximateTokEnv::single_byte_env();
-        let mut factory = ParserFactory::new_simple(&vocabulary).unwrap();
-        factory.quiet();
-        let answer = GrammarWithLexer { json_schema: Some(prepared(schema)), ..Default::default() };
-        let grammar = TopLevelGrammar { grammars: vec![answer], max_tokens: None };
-        let matcher = Matcher::new(Ok(factory.create_parser(grammar).map_err(|error| error.to_string())?));
-        let accepted = |text: &&str| {
-            let mut matcher = matcher.deep_clone();
-            let tokens: Vec<u32> = text.bytes().map(u32::from).collect();
-            matcher.consume_tokens(&tokens).is_ok() && matcher.is_accepting().unwrap_or(false)
-        };
-        Ok(texts.iter().map(accepted).collect())
-    }
 
     const TEXTS: &[&str] = &[
         "0", "-0", "0.0", "-0.0", "0.001", "0.005", "0.01", "0.010", "0.5", "0.99", "1", "1.0", "1.5",

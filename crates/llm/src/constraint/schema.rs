@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use super::bounds::{check_schema, referred};
 use super::branching::check_branching;
 use super::formats::{Enforcement, enforcement, parts, parts_mut};
+use super::joined_bounds::join_bounds;
 use super::numbers::{check_numbers, tighten_bounds};
 
 /// White space between the parts of JSON: none, a space, or line ends with an indentation. It is limited, since models that
@@ -30,7 +31,10 @@ pub(crate) fn json_rule(schema: &Value) -> Result<String, String> {
 pub(super) fn check(schema: &Value) -> Result<(), String> {
     check_schema(schema)?;
     check_numbers(schema)?;
-    check_branching(schema)
+    check_branching(schema)?;
+    let mut simple = schema.clone();
+    simplify(&mut simple);
+    join_bounds(&mut simple)
 }
 
 /// The schema with the options of the compiler.
@@ -40,6 +44,8 @@ pub(super) fn prepared(schema: &Value) -> Value {
         other => other.clone(),
     };
     simplify(&mut schema);
+    // A schema that fails is refused by the check.
+    let _ = join_bounds(&mut schema);
     resolve_escaped(&mut schema);
     let escapes = if lists_control_characters(&schema) { ALL_ESCAPES } else { ESCAPES };
     if let Some(fields) = schema.as_object_mut() {

@@ -50,9 +50,11 @@ pub struct SamplingOptions {
     pub frequency_penalty: f32,
     /// The DRY penalty: tokens that would continue a repeated sequence.
     pub dry: DryOptions,
-    /// Logit bias: added to the logits of these tokens; -inf bans a token.
+    /// Logit bias: added to the logits of these tokens; -inf bans a token, but for an end-of-generation token where a hook leaves no
+    /// other.
     pub logit_bias: BTreeMap<u32, f32>,
-    /// Whether end-of-generation tokens are banned. Needs a sampler that is made [for a model](super::Sampler::for_model).
+    /// Whether end-of-generation tokens are banned, but where a hook leaves no others: an answer that a grammar allows to go on
+    /// no further ends. Needs a sampler that is made [for a model](super::Sampler::for_model).
     pub ignore_eos: bool,
     /// The random seed.
     pub seed: u64,

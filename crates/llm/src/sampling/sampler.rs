@@ -187,36 +187,53 @@ impl Sampler {
     fn change(&mut self, logits: &[f32], hook: Option<&mut dyn SamplingHook>) -> Result<bool> {
         let options = &self.options;
         let (penalties, dry) = (options.has_penalties(), options.dry.is_active());
-        let bans = options.ignore_eos;
-        if options.logit_bias.is_empty() && !bans && !penalties && !dry && hook.is_none() {
+        if options.logit_bias.is_empty() && !options.ignore_eos && !penalties && !dry && hook.is_none() {
             return Ok(false);
         }
+        let bans_ends = self.adjust(logits, true)?;
+        if let Some(hook) = hook {
+            hook.apply(&self.tokens, &mut self.changed).map_err(Error::SamplingHook)?;
+            // A grammar leaves nothing but an end after a complete answer: bans yield.
+            if bans_ends && !self.changed.iter().any(|logit| logit.is_finite()) {
+                self.adjust(logits, false)?;
+                hook.apply(&self.tokens, &mut self.changed).map_err(Error::SamplingHook)?;
+            }
+        }
+        check_logits(&self.changed).map_err(Error::ChangedLogits)?;
+        Ok(true)
+    }
+
+    /// Applies bias and penalties to a copy of the logits, with or without bans of end-of-generation tokens; whether there are any.
+    fn adjust(&mut self, logits: &[f32], with_bans: bool) -> Result<bool> {
+        let options = &self.options;
+        let tokenizer = self.model.as_ref().and_then(|model| model.tokenizer().ok());
+        let is_end = |token: u32| tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token));
+        let mut bans_ends = options.ignore_eos;
         let changed = &mut self.changed;
         changed.clear();
         changed.extend_from_slice(logits);
         for (token, bias) in &options.logit_bias {
             let count = logits.len();
             let logit = changed.get_mut(*token as usize).ok_or(Error::Token { token: *token, count })?;
-            *logit = if bias.is_finite() { clamp(*logit, *logit + bias) } else { *bias };
+            let bans_end = !bias.is_finite() && is_end(*token);
+            bans_ends |= bans_end;
+            if with_bans || !bans_end {
+                *logit = if bias.is_finite() { clamp(*logit, *logit + bias) } else { *bias };
+            }
         }
-        let tokenizer = self.model.as_ref().and_then(|model| model.tokenizer().ok());
-        if let Some(tokenizer) = tokenizer.filter(|_| bans) {
+        if let Some(tokenizer) = tokenizer.filter(|_| options.ignore_eos && with_bans) {
             for token in tokenizer.end_tokens() {
                 if let Some(logit) = changed.get_mut(token as usize) {
                     *logit = f32::NEG_INFINITY;
                 }
             }
         }
-        if penalties {
+        if options.has_penalties() {
             self.recent.penalize(options, changed);
         }
-        if dry {
+        if options.dry.is_active() {
             dry::penalize(&options.dry, &self.tokens, self.breakers.since, tokenizer, changed);
         }
-        if let Some(hook) = hook {
-            hook.apply(&self.tokens, changed).map_err(Error::SamplingHook)?;
-        }
-        check_logits(changed).map_err(Error::ChangedLogits)?;
-        Ok(true)
+        Ok(bans_ends)
     }
 }

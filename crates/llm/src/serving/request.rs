@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::answer::{Finish, TextPiece, TokenCounts};
 use crate::answer_rules::AnswerRules;
-use crate::constraint::Grammar;
+use crate::constraint::{Cancellation, Grammar};
 use crate::generator::GeneratorOptions;
 use crate::hyperparameters::Pooling;
 use crate::reasoning::{ReasoningFormat, ReasoningSplitter};
@@ -69,6 +69,8 @@ pub struct Request {
     pub tool_calls: Option<ToolCallParser>,
     /// Whether the answer goes on after an end-of-generation token, as benchmarks want it.
     pub past_end: bool,
+    /// Ends the compiling of its grammars. A request that was submitted is cancelled by its number.
+    pub cancellation: Cancellation,
 }
 
 impl Request {
@@ -107,11 +109,11 @@ impl Request {
     /// model may begin with it. Adds to the request's [hook](Request::hook).
     ///
     /// # Errors
-    /// [`Error::Grammar`] if the grammar cannot be compiled.
+    /// [`Error::Grammar`] if the grammar cannot be compiled, [`Error::Cancelled`] if the request was [cancelled](Request::cancellation).
     pub fn constrain(&mut self, model: &Model, grammar: &Grammar) -> Result<()> {
-        let engine = model.constraints()?;
-        let constraint = engine.compile_answer(grammar, &self.reasoning, model.tokenizer()?)?.hook();
-        self.add_hook(constraint);
+        let (engine, tokenizer) = (model.constraints()?, model.tokenizer()?);
+        let constraint = engine.compile_until(grammar, &self.reasoning, tokenizer, &self.cancellation)?;
+        self.add_hook(constraint.hook());
         Ok(())
     }
 
@@ -119,10 +121,11 @@ impl Request {
     /// [hook](Request::hook).
     ///
     /// # Errors
-    /// [`Error::Grammar`] if the schema of a strict tool or of the answer cannot be compiled.
+    /// [`Error::Grammar`] if the schema of a strict tool or of the answer cannot be compiled, [`Error::Cancelled`] if the request
+    /// was [cancelled](Request::cancellation).
     #[cfg(feature = "constraint")]
     pub fn constrain_tools(&mut self, model: &Model, rules: &ToolRules<'_>) -> Result<()> {
-        let (hook, tools) = tool_constraint::compile(model, rules, &self.reasoning)?;
+        let (hook, tools) = tool_constraint::compile(model, rules, &self.reasoning, &self.cancellation)?;
         let parser = model.tool_call_parser(tools)?;
         self.tool_calls = Some(if hook.is_some() { parser.with_certain_calls() } else { parser });
         if let Some(hook) = hook {
@@ -181,6 +184,7 @@ impl Request {
             reasoning: ReasoningSplitter::new(None, false),
             tool_calls: None,
             past_end: false,
+            cancellation: Cancellation::default(),
         }
     }
 }

@@ -6,7 +6,7 @@ use llguidance::regex_to_lark;
 use serde_json::{Value, json};
 
 use super::format::{CallSyntax, ToolFormat};
-use super::tagged::{self, ValueForm};
+use super::tagged::{self, TextRules, ValueForm};
 use super::tool::{Tool, ToolChoice};
 use crate::constraint::json_rule;
 use crate::tokenizer::{TokenType, Tokenizer};
@@ -235,7 +235,11 @@ impl GrammarWriter<'_> {
             let value = format!("value_{number}_{place}");
             let before =
                 [between, json_between].map(|between| self.literal(&format!("{open}{name}{between}")));
-            let ways = self.values(&value, &tagged::forms(schema, tool), close, between == json_between)?;
+            let forms = tagged::forms(schema, tool);
+            if let Some(reason) = unenforced(&forms).filter(|_| tool.strict) {
+                return Err(format!("{} of {}: {reason}", name, tool.name));
+            }
+            let ways = self.values(&value, &forms, close, between == json_between)?;
             let ways: Vec<String> = match &before {
                 [text, json] if text == json => {
                     let ways: Vec<String> = ways.into_iter().map(|(_, way)| way).collect();
@@ -264,31 +268,25 @@ impl GrammarWriter<'_> {
     ) -> Result<Vec<(bool, String)>, String> {
         let mut all = Vec::new();
         let end = self.literal(close);
-        let exact = |form: &ValueForm| match form {
-            ValueForm::Exact(text) => Some(quoted(text)),
-            ValueForm::Text { .. } | ValueForm::Json(_) => None,
-        };
-        let texts: Vec<String> = forms.iter().filter_map(exact).collect();
-        let length = |form: &ValueForm| match form {
-            ValueForm::Text { least, most } => Some((*least, *most)),
-            ValueForm::Exact(_) | ValueForm::Json(_) => None,
-        };
-        let lengths: Vec<(u64, Option<u64>)> = forms.iter().filter_map(length).collect();
-        let lengths = match lengths.as_slice() {
-            [] => None,
-            [only] if texts.is_empty() => Some(*only),
-            _ => Some((0, None)),
-        };
+        let (mut texts, mut rules) = (Vec::new(), Vec::new());
+        for form in forms {
+            match form {
+                ValueForm::Exact(text) => texts.push(text.as_str()),
+                ValueForm::Text(own) => rules.push(own),
+                ValueForm::Json(_) => {}
+            }
+        }
         // Any text may be a number, too.
-        let has_any = mixed && lengths == Some((0, None));
+        let has_any = mixed && rules.iter().any(|rules| rules.is_free());
         let is_json =
             |form: &&ValueForm| matches!(form, ValueForm::Json(_)) && !(has_any && form.is_scalar());
         let json: Vec<&ValueForm> = forms.iter().filter(is_json).collect();
-        if let Some(lengths) = lengths {
+        if !rules.is_empty() {
             let beside_json = mixed && json.iter().any(|form| !form.is_scalar());
-            self.bounded_text(name, close, lengths, beside_json);
+            self.bounded_text(name, close, &rules, &texts, beside_json);
             all.push((false, name.to_owned()));
         } else if !texts.is_empty() {
+            let texts: Vec<String> = texts.into_iter().map(quoted).collect();
             self.rule(name, &format!("({}) {end}", texts.join(" | ")));
             all.push((false, name.to_owned()));
         }
@@ -352,35 +350,50 @@ impl GrammarWriter<'_> {
 
     /// Any text up to a tag.
     fn text_value(&mut self, name: &str, close: &str) {
-        self.bounded_text(name, close, (0, None), false);
+        self.bounded_text(name, close, &[&TextRules::default()], &[], false);
     }
 
-    /// Text of so many characters up to a tag. If objects and lists may be in its place, it does not begin as they do.
+    /// Text by one of some rules, or one of some texts, up to a tag. If objects and lists may be in its place, it does not begin as
+    /// they do.
     fn bounded_text(
         &mut self,
         name: &str,
         close: &str,
-        (least, most): (u64, Option<u64>),
+        rules: &[&TextRules],
+        texts: &[&str],
         beside_json: bool,
     ) {
         let tag = self.literal(close.trim());
         let [before, after] = [close.len() - close.trim_start().len(), close.trim_end().len()];
         let after = self.literal(close.get(after..).unwrap_or_default());
-        let is_bounded = least > 0 || most.is_some();
         let is_token = tag.starts_with("<[");
-        // A terminal before a token is not empty.
-        let fewest = if is_token { least.max(1) } else { least };
-        let most = most.map_or(String::new(), |most| most.to_string());
-        let text = format!("(?s:.{{{fewest},{most}}})");
-        // White space before the tag is a part of the text, unless its length is known: the parser takes the tag alone for the
-        // end.
+        let is_bounded = !rules.iter().any(|rules| rules.is_free());
+        // White space before the tag is a part of the text, unless it is known where the text ends: the parser takes the tag alone
+        // for the end.
         let space = close.get(..before).filter(|_| is_bounded).unwrap_or_default();
         let space = regex_to_lark(&regex::escape(space), "");
         let unlike_json = if beside_json { r" & ~/[ \t\r\n]*[\[{](?s:.*)/" } else { "" };
         let terminal = name.to_uppercase();
-        self.rule(&terminal, &format!("/{text}{space}/{unlike_json}"));
+        let free = TextRules::default();
+        let (rules, texts) = if is_bounded { (rules, texts) } else { (&[&free][..], &[][..]) };
+        let mut terminals = Vec::new();
+        for (place, rules) in rules.iter().enumerate() {
+            // A terminal before a token is not empty.
+            let least = if is_token { rules.least.max(1) } else { rules.least };
+            let most = rules.most.map_or(String::new(), |most| most.to_string());
+            let mut body = format!("/(?s:.{{{least},{most}}}){space}/{unlike_json}");
+            for expression in &rules.expressions {
+                let _ = write!(body, " & /(?:{}){space}/", regex_to_lark(expression, "dw"));
+            }
+            terminals.push(format!("{terminal}_RULES_{place}"));
+            self.rule(&format!("{terminal}_RULES_{place}"), &body);
+        }
+        let exact = texts.iter().filter(|text| !(is_token && text.is_empty()));
+        terminals.extend(exact.map(|text| format!("/{}{space}/", regex_to_lark(&regex::escape(text), ""))));
+        self.rule(&terminal, &terminals.join(" | "));
         if is_token {
-            let optional = if least == 0 { "?" } else { "" };
+            let may_be_empty = texts.contains(&"") || rules.iter().any(|rules| takes_empty(rules));
+            let optional = if may_be_empty { "?" } else { "" };
             self.rule(name, &format!("{terminal}{optional} {tag} {after}"));
         } else {
             self.rule(name, &format!("{name}_text {after}"));
@@ -426,4 +439,20 @@ impl GrammarWriter<'_> {
 /// A literal of Lark, which is one of JSON.
 fn quoted(text: &str) -> String {
     json!(text).to_string()
+}
+
+/// Why something that a schema says of a text is not enforced, if that is so.
+fn unenforced(forms: &[ValueForm]) -> Option<&str> {
+    forms.iter().find_map(|form| match form {
+        ValueForm::Text(rules) => rules.unenforced.as_deref(),
+        ValueForm::Exact(_) | ValueForm::Json(_) => None,
+    })
+}
+
+/// Whether rules allow a text without characters.
+fn takes_empty(rules: &TextRules) -> bool {
+    let is_empty = |expression: &String| {
+        regex::Regex::new(&format!("^(?:{expression})$")).is_ok_and(|whole| whole.is_match(""))
+    };
+    rules.least == 0 && rules.expressions.iter().all(is_empty)
 }

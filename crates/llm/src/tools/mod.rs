@@ -35,6 +35,7 @@ mod parser;
 mod probe;
 mod python;
 mod tagged;
+mod text_patterns;
 mod tool;
 
 pub use format::{CallSyntax, TemplateSupport, ToolFormat};

@@ -1,8 +1,11 @@
 //! Arguments between tags, as JSON.
 
+use std::collections::BTreeSet;
+
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
+use super::text_patterns::expressions;
 use super::tool::Tool;
 
 /// Schemas within schemas that are looked at to find out how a value is written.
@@ -17,16 +20,73 @@ const MAX_LENGTH: u64 = 1000;
 const ANNOTATIONS: [&str; 8] =
     ["title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"];
 
+/// What a schema says of a text.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(super) struct TextRules {
+    /// The fewest characters.
+    pub(super) least: u64,
+    /// The most characters.
+    pub(super) most: Option<u64>,
+    /// Regular expressions that it matches as a whole.
+    pub(super) expressions: Vec<String>,
+    /// Why the rest of what the schema says is not enforced.
+    pub(super) unenforced: Option<String>,
+}
+
+/// Keywords that say more of a text than rules have.
+const UNENFORCED: [&str; 4] = ["anyOf", "oneOf", "not", "if"];
+
+impl TextRules {
+    fn of(schema: &Value, tool: &Tool) -> TextRules {
+        let mut rules = TextRules::default();
+        rules.add(schema, tool, &mut BTreeSet::new(), 0);
+        // Automata of greater lengths are too large.
+        if rules.least.max(rules.most.unwrap_or(0)) > MAX_LENGTH
+            || rules.most.is_some_and(|most| most < rules.least)
+        {
+            (rules.least, rules.most) = (0, None);
+        }
+        rules
+    }
+
+    /// Adds what a schema says that holds, too. References that were followed say nothing new.
+    fn add<'t>(&mut self, schema: &'t Value, tool: &'t Tool, followed: &mut BTreeSet<&'t str>, depth: usize) {
+        let length = |keyword: &str| schema.get(keyword).and_then(Value::as_u64);
+        self.least = self.least.max(length("minLength").unwrap_or(0));
+        self.most = self.most.into_iter().chain(length("maxLength")).min();
+        match expressions(schema) {
+            Ok(expressions) => self.expressions.extend(expressions),
+            Err(reason) => self.unenforced = Some(reason),
+        }
+        // Those of a text itself are values of their own.
+        let lists_values = depth > 0 && (schema.get("enum").is_some() || schema.get("const").is_some());
+        if lists_values
+            || depth >= MAX_DEPTH
+            || UNENFORCED.iter().any(|keyword| schema.get(keyword).is_some())
+        {
+            let reason =
+                "values and alternatives beside the type of a text cannot be enforced without quotes";
+            self.unenforced = Some(reason.to_owned());
+            return;
+        }
+        let members = schema.get("allOf").and_then(Value::as_array).into_iter().flatten();
+        let reference = schema.get("$ref").and_then(Value::as_str).filter(|name| followed.insert(name));
+        let target = reference.and_then(|name| tool.parameters.pointer(name.strip_prefix('#')?));
+        members.chain(target).for_each(|part| self.add(part, tool, followed, depth + 1));
+    }
+
+    /// Whether any text is fine.
+    #[cfg(feature = "constraint")]
+    pub(super) fn is_free(&self) -> bool {
+        self.least == 0 && self.most.is_none() && self.expressions.is_empty()
+    }
+}
+
 /// How a value that a schema allows is written between tags.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum ValueForm {
     /// A text, as it is.
-    Text {
-        /// The fewest characters.
-        least: u64,
-        /// The most characters.
-        most: Option<u64>,
-    },
+    Text(TextRules),
     /// This text, as it is.
     Exact(String),
     /// JSON of this schema.
@@ -110,15 +170,10 @@ fn collect(schema: &Value, tool: &Tool, depth: usize, all: &mut Vec<ValueForm>) 
             all.push(changed("enum", others.into_iter().cloned().collect()));
         }
     } else if names.contains(&"string") && schema.get("const").is_none() {
-        let length = |keyword: &str| schema.get(keyword).and_then(Value::as_u64);
-        let (least, most) = (length("minLength").unwrap_or(0), length("maxLength"));
-        all.push(match most {
+        let rules = TextRules::of(schema, tool);
+        all.push(match rules.most {
             Some(0) => ValueForm::Exact(String::new()),
-            // Automata of greater lengths are too large.
-            _ if least.max(most.unwrap_or(0)) > MAX_LENGTH || most.is_some_and(|most| most < least) => {
-                ValueForm::Text { least: 0, most: None }
-            }
-            _ => ValueForm::Text { least, most },
+            _ => ValueForm::Text(rules),
         });
         let others: Vec<&str> = names.into_iter().filter(|name| *name != "string").collect();
         if !others.is_empty() {
@@ -173,7 +228,7 @@ pub(super) fn value(tool: Option<&Tool>, name: &str, text: &str) -> String {
         return if value.is_string() { as_it_is(text) } else { json };
     };
     let is_exact = |text: &str| forms.contains(&ValueForm::Exact(text.to_owned()));
-    let takes_text = forms.iter().any(|form| matches!(form, ValueForm::Text { .. }));
+    let takes_text = forms.iter().any(|form| matches!(form, ValueForm::Text(_)));
     let takes_json = forms.iter().any(|form| matches!(form, ValueForm::Json(_)));
     let is_json = match &value {
         _ if is_exact(text) => false,

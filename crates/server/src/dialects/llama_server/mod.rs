@@ -110,6 +110,11 @@ pub fn routes() -> DescribedRoutes {
             properties::properties,
             get("properties", "Properties of the model and defaults of requests", properties::schema),
         )
+        .get(
+            &["/tokenizer_info"],
+            tokens::tokenizer_info,
+            get("tokenizerInfo", "The tokenizer, as vLLM describes it", tokens::tokenizer_schema),
+        )
         .get(&["/slots"], slots::slots, get("slots", "The sequences that are being computed", slots::schema))
         .get(
             &["/lora-adapters"],

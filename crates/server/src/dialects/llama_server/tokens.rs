@@ -1,13 +1,20 @@
-//! `/tokenize` and `/detokenize`.
+//! `/tokenize` and `/detokenize`, with the fields of llama-server and of vLLM, and vLLM's `/tokenizer_info`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::{Query, State};
 use serde_json::{Value, json};
 
+use crate::app::App;
 use crate::call::Call;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::model::ServedModel;
-use crate::openapi::schema::{answer, any_of, filled_list, flag, list, request, text, token};
+use crate::openapi::schema::{
+    answer, any_of, count, filled_list, flag, list, nullable, request, text, token, with,
+};
 
 /// A request for the tokens of a text.
 #[derive(Clone, Debug)]
@@ -30,25 +37,30 @@ enum TextOrToken {
 impl TokenizeRequest {
     /// The request that the fields of a body are.
     pub fn new(fields: &Fields<'_>, served: &ServedModel) -> Result<TokenizeRequest, ApiError> {
-        const NAME: &str = "content";
-        let wrong = || fields.error(NAME, "must be a text, or a list of texts and tokens");
+        // A text in `prompt` is vLLM's form.
+        let is_prompt = fields.value("content").is_none() && fields.value("prompt").is_some();
+        let name = if is_prompt { "prompt" } else { "content" };
+        let wrong = || fields.error(name, "must be a text, or a list of texts and tokens");
         let count = served.model.tokenizer()?.token_count();
         let part = |part: &Value| match part {
             Value::String(text) => Ok(TextOrToken::Text(text.clone())),
             part => {
                 let token = part.as_u64().and_then(|token| u32::try_from(token).ok()).ok_or_else(wrong)?;
-                check_token(fields, NAME, token, count)?;
+                check_token(fields, name, token, count)?;
                 Ok(TextOrToken::Token(token))
             }
         };
-        let parts = match fields.value(NAME).ok_or_else(|| fields.missing(NAME))? {
+        let parts = match fields.value(name).ok_or_else(|| fields.missing(name))? {
             Value::Array(parts) => parts.iter().map(part).collect::<Result<_, ApiError>>()?,
             Value::String(text) => vec![TextOrToken::Text(text.clone())],
             _ => return Err(wrong()),
         };
         Ok(TokenizeRequest {
             parts,
-            add_special: fields.flag("add_special")?.unwrap_or(false),
+            add_special: fields
+                .flag("add_special")?
+                .or(fields.flag("add_special_tokens")?)
+                .unwrap_or(is_prompt),
             parse_special: fields.flag("parse_special")?.unwrap_or(true),
             with_pieces: fields.flag("with_pieces")?.unwrap_or(false),
         })
@@ -93,14 +105,14 @@ pub(super) async fn tokenize(call: Call) -> Result<Json<Value>, ApiError> {
     let served = call.model().await?;
     let wanted = TokenizeRequest::new(&call.fields(), &served)?;
     let with_pieces = wanted.with_pieces;
-    let of_model = std::sync::Arc::clone(&served);
+    let of_model = Arc::clone(&served);
     let bytes = wanted.bytes();
     let tokens = served.tokenizing(bytes, move || wanted.tokens(&of_model)).await??;
     let shown: Vec<Value> = match with_pieces {
         true => tokens.iter().map(|token| piece(&served, *token)).collect(),
         false => tokens.into_iter().map(Value::from).collect(),
     };
-    Ok(Json(json!({ "tokens": shown })))
+    Ok(Json(json!({ "tokens": shown, "count": shown.len(), "max_model_len": served.context() })))
 }
 
 /// A token with its text, or with its bytes if they are a part of a character.
@@ -132,25 +144,52 @@ pub(super) async fn detokenize(call: Call) -> Result<Json<Value>, ApiError> {
     let served = call.model().await?;
     let tokens = listed(&call.fields(), &served)?;
     let bytes: Vec<u8> = tokens.into_iter().flat_map(|token| served.token_bytes(token)).collect();
-    Ok(Json(json!({ "content": String::from_utf8_lossy(&bytes) })))
+    let text = String::from_utf8_lossy(&bytes);
+    Ok(Json(json!({ "content": text, "prompt": text })))
+}
+
+/// The tokens with a meaning of their own, and the chat template, of the model that `?model=` names, or of the first one.
+pub(super) async fn tokenizer_info(
+    State(app): State<Arc<App>>,
+    Query(mut query): Query<BTreeMap<String, String>>,
+) -> Result<Json<Value>, ApiError> {
+    let first = || app.models().loaded().first().map(|served| served.name.clone());
+    let name = query.remove("model").or_else(first);
+    let served = app.models().find(name.as_deref()).await?;
+    let vocabulary = served.model.tokenizer()?.vocabulary();
+    let text = |token: Option<u32>| token.map(|token| served.token_text(token));
+    Ok(Json(json!({
+        "tokenizer_class": vocabulary.model,
+        "vocab_size": vocabulary.tokens.len(),
+        "model_max_length": served.context(),
+        "bos_token": text(vocabulary.bos),
+        "eos_token": text(vocabulary.eos),
+        "chat_template": served.model.template().map(|template| template.source()),
+    })))
 }
 
 /// The body of `/tokenize`.
 pub(super) fn tokenize_schema() -> Value {
+    let parts = any_of([text(), list(any_of([text(), token()]))]);
+    let has = |name: &str| json!({ "required": [name], "properties": { name: parts } });
     let fields = json!({
-        "content": any_of([text(), list(any_of([text(), token()]))]),
+        "content": parts,
+        "prompt": parts,
         "add_special": flag(),
+        "add_special_tokens": flag(),
         "parse_special": flag(),
         "with_pieces": flag(),
         "model": text(),
     });
-    request(&["content"], fields, [])
+    // Either has the text.
+    with(request(&[], fields, []), json!({ "anyOf": [has("content"), has("prompt")] }))
 }
 
 /// The answer of `/tokenize`.
 pub(super) fn tokens_schema() -> Value {
     let piece = json!({ "id": token(), "piece": any_of([text(), filled_list(token())]) });
-    answer(json!({ "tokens": list(any_of([token(), answer(piece)])) }))
+    let tokens = list(any_of([token(), answer(piece)]));
+    answer(json!({ "tokens": tokens, "count": count(), "max_model_len": count() }))
 }
 
 /// The body of `/detokenize`.
@@ -160,5 +199,17 @@ pub(super) fn detokenize_schema() -> Value {
 
 /// The answer of `/detokenize`.
 pub(super) fn content_schema() -> Value {
-    answer(json!({ "content": text() }))
+    answer(json!({ "content": text(), "prompt": text() }))
+}
+
+/// The answer of `/tokenizer_info`.
+pub(super) fn tokenizer_schema() -> Value {
+    answer(json!({
+        "tokenizer_class": text(),
+        "vocab_size": count(),
+        "model_max_length": count(),
+        "bos_token": nullable(&text()),
+        "eos_token": nullable(&text()),
+        "chat_template": nullable(&text()),
+    }))
 }

@@ -54,8 +54,8 @@ pub(crate) const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high"
 pub(crate) const VERBOSITIES: &[&str] = &["low", "medium", "high"];
 
 /// The names of the most tokens of reasoning; the first that is there counts.
-pub(crate) const REASONING_BUDGETS: [&str; 3] =
-    ["reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"];
+pub(crate) const REASONING_BUDGETS: [&str; 4] =
+    ["reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget", "reasoning_budget"];
 
 /// How much the model is to reason: an effort by name, unless a budget of tokens leaves no room for any.
 pub(crate) fn reasoning(
