@@ -107,7 +107,8 @@ const WARM_STORMS: u64 = 4;
 /// Storms on a server whose KV cache is full: what the server has after the first ones is what the others must come back to.
 async fn storms(address: SocketAddr, storm: Storm) {
     fill(address).await;
-    rest(address).await;
+    let empty = rest(address).await;
+    println!("before: {:.1} MB resident", empty / 1e6);
     let workers = Workers::of(address).await.unwrap();
     let (mut before, mut most) = (None, 0_f64);
     for seed in 1..=2 * WARM_STORMS {
@@ -117,13 +118,14 @@ async fn storms(address: SocketAddr, storm: Storm) {
         let memory = rest(address).await;
         let descriptors = metric(address, "process_open_fds").await.unwrap();
         println!(
-            "seed {seed}: {} complete, {} refused with 429, {} left, {} errors; {:.0} s; {:.1} MB resident, {descriptors} descriptors",
+            "seed {seed}: {} complete, {} refused with 429, {} left, {} errors; {:.0} s; {:.1} MB resident ({:+.2} %), {descriptors} descriptors",
             report.complete,
             report.refused,
             report.left,
             report.errors.len(),
             started.elapsed().as_secs_f64(),
             memory / 1e6,
+            (memory / empty - 1.0) * 100.0,
         );
         assert_eq!(report.errors.first(), None);
         assert_eq!(left, None);

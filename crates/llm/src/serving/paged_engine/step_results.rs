@@ -20,7 +20,7 @@ pub(super) struct TopRows {
 
 /// The plans that an engine without requests keeps, those used last: enough for the sizes of steps that one answer after another
 /// comes to, from its prompt to its end.
-const IDLE_PLANS: usize = 16;
+const IDLE_PLANS: usize = 4;
 
 /// The argmax of a row of logits, unless their sum shows that one of them is not finite.
 pub(super) fn checked_argmax((token, sum): (i32, f32)) -> Result<u32, LogitsError> {
