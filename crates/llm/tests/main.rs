@@ -60,6 +60,7 @@ mod tool_call_values;
 mod tool_calls;
 mod truncated_file;
 mod two_models;
+mod unread_keys;
 mod windows;
 
 /// Files that are programs of their own, as they count what a whole process does.
