@@ -8,6 +8,7 @@ mod common;
 mod constraint_masks;
 mod encoders;
 mod engine;
+mod exact_quantized;
 mod exact_results;
 mod expert_slots;
 mod experts;
