@@ -284,6 +284,8 @@ def cases():
     yield from encoder_models.cases()
     # The number of a case is its seed: further ones come last.
     yield from moe_models.layouts()
+    yield from moe_models.without_biases()
+    yield from recurrent_models.scaled()
 
 
 # Beginnings of the descriptions of cases that the peer's version is known not to load.

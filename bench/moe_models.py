@@ -181,6 +181,14 @@ def layouts():
     yield "gpt-oss", "F32", dict(options, experts=5, layers=2, layout="fused")
 
 
+def without_biases():
+    """Models of architectures that usually have biases on queries, keys and values."""
+    keys = {"expert_feed_forward_length": 64, "expert_shared_feed_forward_length": 96}
+    yield "qwen2moe", "F32", dict(experts=6, keys=keys, shared=96, shared_gate=True)
+    options = next(glm())[1]
+    yield "glm4moe", "F32", dict(options, experts=6, biases=False)
+
+
 def models():
     yield "llama", dict(inner=128)
     yield "llama", dict(inner=128, tied=True, experts=5, used=3, biases=True, keys=YARN)

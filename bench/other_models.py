@@ -72,11 +72,12 @@ def mamba2(path, arch, dtype, seed, width=96, layers=3, heads=6, length=32, grou
 
 
 def llama4(path, arch, dtype, seed, width=96, heads=3, kv_heads=1, key_length=32, layers=5, inner=64, dense_inner=160, experts=6,
-           used=1, step=1, tied=False, factors=False):
+           used=1, step=1, tied=False, factors=False, more=None):
     keys = {"block_count": layers, "embedding_length": width, "feed_forward_length": dense_inner,
             "attention.head_count": heads, "attention.head_count_kv": kv_heads, "attention.key_length": key_length,
             "attention.value_length": key_length, "rope.dimension_count": key_length, "expert_count": experts,
             "expert_used_count": used, "expert_feed_forward_length": inner, "interleave_moe_layer_step": step}
+    keys |= more or {}
     model = begin(path, arch, dtype, seed, keys, tied=tied)
     if factors:
         model.vector("rope_freqs.weight", key_length // 2, middle=4.0, spread=3.0)

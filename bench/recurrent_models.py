@@ -87,3 +87,8 @@ def cases():
     yield "qwen3next", "F32", dict(recurrent=True, experts=7, used=1, grouped=True, **odd)
     yield "qwen3next", "F32", dict(recurrent=True, experts=6, grouped=True, legacy=True, key_heads=3, value_heads=6)
     yield "qwen3next", "F32", dict(recurrent=True, experts=8, grouped=True, tied=True, more=YARN)
+
+
+def scaled():
+    """The same with experts and scaled rotary embedding."""
+    yield "qwen35moe", "F32", dict(recurrent=True, experts=6, more=YARN)

@@ -65,7 +65,7 @@ fn a_first_text_that_is_a_gguf_file_is_the_model() {
 fn the_summary_has_speed_and_memory_and_models_for_text_are_noted() {
     let of = |fixture: &Fixture| output(&mut fixture.command("embed", &["a cat", "dog"])).success().err;
     let (encoder, decoder) = (of(&bert()), of(&Fixture::new(&[])));
-    assert!(encoder.contains("2 texts, 8 tokens, ") && encoder.contains("tok/s"), "{encoder}");
+    assert!(encoder.contains("2 texts, 11 tokens, ") && encoder.contains("tok/s"), "{encoder}");
     assert!(!encoder.contains("embedding model"), "{encoder}");
     assert!(decoder.contains("not an embedding model") && decoder.contains("memory: cpu"), "{decoder}");
 }
@@ -154,7 +154,8 @@ fn formats_of_llama_cpp_are_understood() {
     assert_ne!(embed(&["--embd-normalize", "-1"]), plain);
     let tokens = embed(&["--pooling", "none"]);
     let rows = tokens["embeddings"][1]["embedding"].as_array().unwrap();
-    assert_eq!((rows.len(), rows[0].as_array().unwrap().len()), (2, 64));
+    // With the tokens before and after the text.
+    assert_eq!((rows.len(), rows[0].as_array().unwrap().len()), (4, 64));
     // Numbers are in their shortest form.
     let text = output(&mut fixture.command("embed", &["a", "-q"])).success().out;
     let longest = text.split([',', '[', ']']).filter(|part| part.contains("0.")).map(str::len).max().unwrap();
@@ -164,17 +165,18 @@ fn formats_of_llama_cpp_are_understood() {
 #[test]
 fn texts_that_are_too_long_are_all_named_or_cut() {
     let fixture = bert();
-    let (long, longer) = ("word ".repeat(20), "more ".repeat(30));
+    let (long, longer) = ("word ".repeat(24), "more ".repeat(30));
     let texts = ["short", &long, "a", &longer, "-q"];
     let failed = output(&mut fixture.command("embed", &texts));
     let failed = failed
-        .failed(1, &["text 2 (\"word word", "…\", 100 tokens)", "text 4", "context of 64", "--truncate"]);
+        .failed(1, &["text 2 (\"word word", "…\", 98 tokens)", "text 4", "context of 64", "--truncate"]);
     assert!(!failed.err.contains("text 1") && !failed.err.contains("text 3"), "{failed:?}");
     let cut = output(fixture.command("embed", &texts[..4]).arg("--truncate")).success();
     assert!(cut.err.contains("2 texts were cut to the context of 64 tokens"), "{cut:?}");
     let cut = json(&cut.out);
-    assert_eq!((&cut["embeddings"][1]["tokens"], &cut["embeddings"][2]["tokens"]), (&64.into(), &1.into()));
-    output(&mut fixture.command("embed", &["a", "", "-q"])).failed(2, &["text 2 is empty"]);
+    assert_eq!((&cut["embeddings"][1]["tokens"], &cut["embeddings"][2]["tokens"]), (&64.into(), &3.into()));
+    // Encoders have tokens before and after an empty text, too.
+    output(&mut Fixture::new(&[]).command("embed", &["a", "", "-q"])).failed(2, &["text 2 is empty"]);
 }
 
 #[test]

@@ -50,6 +50,77 @@ fn cuda_has_kernels_for_every_architecture() {
     }
 }
 
+/// The mean negative log-likelihood of a text.
+fn likelihood(flags: &[&str]) -> f64 {
+    let fixture = Fixture::new(&[&["--type", "f32"], flags].concat());
+    let case = serde_json::json!({ "name": "text", "kind": "nll", "text": "What makes a llama a granite?", "ctx": 24 });
+    std::fs::write(fixture.path("cases.jsonl"), case.to_string()).unwrap();
+    let cases = fixture.path("cases.jsonl");
+    let out = output(fixture.command("eval", &["-q", "--cache-type", "f32"]).arg(cases)).success().out;
+    let result: serde_json::Value = serde_json::from_str(out.trim()).unwrap();
+    result["nll"].as_f64().unwrap()
+}
+
+/// With the same random weights, models of Llama's kind differ by what their architectures add.
+#[test]
+fn small_models_have_what_distinguishes_their_architecture() {
+    let llama = |layers: &str| likelihood(&["--arch", "llama", "--layers", layers]);
+    assert_eq!(
+        likelihood(&["--arch", "smollm3", "--layers", "3"]),
+        llama("3"),
+        "the fourth layer is the first"
+    );
+    let (smollm, granite) = (likelihood(&["--arch", "smollm3"]), likelihood(&["--arch", "granite"]));
+    assert!((smollm - llama("4")).abs() > 1e-4, "{smollm}");
+    assert!((granite - llama("2")).abs() > 1e-4, "{granite}");
+    for (architecture, keys) in [
+        ("granite", &["embedding_scale", "residual_scale", "attention.scale", "logit_scale"][..]),
+        ("granitemoe", &["embedding_scale", "residual_scale", "attention.scale", "logit_scale"]),
+        ("command-r", &["logit_scale"]),
+        ("deepseek2", &["rope.scaling.yarn_log_multiplier", "expert_group_count", "expert_weights_scale"]),
+    ] {
+        let fixture = Fixture::new(&["--arch", architecture]);
+        let file = File::open(&fixture.model).unwrap();
+        for key in keys {
+            assert!(file.value(&format!("{architecture}.{key}")).is_some(), "{architecture}: {key}");
+        }
+        let selects = file.find_tensor("blk.1.exp_probs_b.bias").is_some();
+        assert_eq!(selects, architecture == "deepseek2", "{architecture}");
+    }
+    for (architecture, windows, layers) in
+        [("gemma3", 5, 6), ("gemma3n", 2, 4), ("olmo2", 3, 4), ("smallthinker", 3, 4), ("gemma2", 1, 2)]
+    {
+        let model = Model::open(&Fixture::new(&["--arch", architecture]).model).unwrap();
+        let has = |shares: bool| {
+            let of = &model.hyperparameters().layers;
+            of.iter()
+                .filter(|layer| if shares { layer.shares_cache_of.is_some() } else { layer.window.is_some() })
+                .count()
+        };
+        assert_eq!((has(false), model.hyperparameters().layers.len()), (windows, layers), "{architecture}");
+        assert_eq!(has(true), if architecture == "gemma3n" { 2 } else { 0 });
+    }
+    for architecture in ["bert", "nomic-bert"] {
+        let model = Model::open(&Fixture::new(&["--arch", architecture]).model).unwrap();
+        assert_eq!(model.file().tensor("token_types.weight").unwrap().shape().dims(), [2, 64]);
+        // [CLS] h ##i ! [SEP]
+        assert_eq!(model.tokenizer().unwrap().encode_sequence("Hi!", false).len(), 5);
+    }
+}
+
+/// Groups of experts and layers without a KV cache are left out where the options leave no room for them.
+#[test]
+fn options_may_ask_for_fewer_experts_and_layers_than_a_small_model_has() {
+    for flags in [
+        &["--arch", "deepseek2", "--experts", "3"][..],
+        &["--arch", "deepseek2", "--experts-used", "4"],
+        &["--arch", "gemma3n", "--layers", "1"],
+        &["--arch", "smollm3", "--layers", "1"],
+    ] {
+        drop(Model::open(&Fixture::new(flags).model).unwrap());
+    }
+}
+
 #[test]
 fn tied_files_can_be_opened_or_are_not_written() {
     let folder = tempfile::tempdir().unwrap();
@@ -109,7 +180,7 @@ fn the_same_seed_gives_the_same_file() {
 
 #[test]
 fn presets_have_the_shapes_they_are_named_after() {
-    let fixture = Fixture::new(&["--preset", "135m", "--layers", "1", "--tied"]);
+    let fixture = Fixture::new(&["--preset", "135m", "--layers", "1"]);
     let file = File::open(&fixture.model).unwrap();
     assert_eq!(file.tensor("token_embd.weight").unwrap().shape().dims(), [49152, 576]);
     assert_eq!(file.tensor("blk.0.attn_k.weight").unwrap().shape().dims(), [192, 576]);
@@ -119,6 +190,7 @@ fn presets_have_the_shapes_they_are_named_after() {
     let file = File::open(&fixture.model).unwrap();
     assert_eq!(file.tensor("blk.5.attn_q.weight").unwrap().shape().dims(), [1024, 640]);
     assert_eq!(file.tensor("blk.5.attn_k.weight").unwrap().shape().dims(), [256, 640]);
+    assert!(file.find_tensor("output.weight").is_none());
     assert_eq!(file.get::<u64>("gemma3.attention.sliding_window").unwrap(), 512);
     assert_eq!(file.get::<u64>("gemma3.context_length").unwrap(), 32_768);
     let flags =
@@ -140,6 +212,8 @@ fn presets_can_be_planned_without_a_file() {
         (bytes("weights") + bytes("mapped"), bytes("state"))
     };
     let preset = plan(&["--preset", "135m", "--type", "q8_0", "-c", "512"]);
+    // 135 million weights of 8.5 bits: the embedding is there once.
+    assert!((142_000_000..144_500_000).contains(&preset.0), "{preset:?}");
     let fixture = Fixture::new(&["--preset", "135m", "--type", "q8_0", "--no-vocab"]);
     assert_eq!(plan(&["-m", fixture.model.to_str().unwrap(), "-c", "512"]), preset);
     // Far more than this machine has.
@@ -150,6 +224,49 @@ fn presets_can_be_planned_without_a_file() {
     let text = output(&mut quadriga(["plan", "--preset", "7b", "-c", "512"])).success().out;
     assert!(text.contains("context 512"), "{text}");
     output(&mut quadriga(["plan", "--type", "q8_0"])).failed_usage();
+}
+
+/// The published numbers of parameters, without the layers that only predict further tokens; of Qwen 3.5, what follows from the
+/// published sizes of layers and experts.
+#[test]
+fn presets_have_the_parameters_of_their_models() {
+    for (preset, published) in [
+        ("7b", 6.738e9),
+        ("8b", 8.030e9),
+        ("70b", 70.55e9),
+        ("135m", 134.5e6),
+        ("30b-a3b", 30.53e9),
+        ("gpt-oss-20b", 20.91e9),
+        ("gpt-oss-120b", 116.8e9),
+        ("deepseek-v2-lite", 15.71e9),
+        ("671b", 671.0e9),
+        ("qwen35-35b-a3b", 34.66e9),
+        ("gemma3-270m", 268.1e6),
+    ] {
+        let flags = ["--preset", preset, "--type", "f32", "-c", "64", "-b", "8", "--device", "cpu", "--json"];
+        let out = output(quadriga(["plan"]).args(flags)).success().out;
+        let plan: serde_json::Value = serde_json::from_str(&out).unwrap();
+        let bytes = |part: &str| plan["backends"][0][part].as_f64().unwrap();
+        let parameters = (bytes("weights") + bytes("mapped")) / 4.0;
+        assert!(
+            (parameters / published - 1.0).abs() < 0.01,
+            "{preset}: {parameters:e} instead of {published:e}"
+        );
+    }
+}
+
+#[test]
+fn presets_of_deepseek_have_what_distinguishes_them() {
+    for (preset, groups, multiplier) in [("deepseek-v2-lite", 1, 0.0707), ("671b", 8, 0.1)] {
+        let sizes = ["--layers", "4", "--width", "64", "--heads", "4", "--vocab", "300", "--experts", "16"];
+        let fixture = Fixture::new(&[&["--preset", preset, "--ffn", "64"], &sizes[..]].concat());
+        let file = File::open(&fixture.model).unwrap();
+        assert_eq!(file.get::<&str>("deepseek2.rope.scaling.type").unwrap(), "yarn");
+        assert_eq!(file.get::<f32>("deepseek2.rope.scaling.yarn_log_multiplier").unwrap(), multiplier);
+        assert_eq!(file.get::<u64>("deepseek2.expert_group_count").unwrap(), groups);
+        assert_eq!(file.find_tensor("blk.3.exp_probs_b.bias").is_some(), preset == "671b");
+        output(&mut fixture.command("run", &["hello", "-n", "2", "-q", "--raw"])).success();
+    }
 }
 
 #[test]
@@ -175,6 +292,9 @@ fn invalid_shapes_are_usage_errors() {
         (&["--width", "99999999999"], "--width"),
         (&["--arch", "gpt-17"], "--arch gpt-17"),
         (&["--preset", "gemma3-270m", "--arch", "llama"], "--arch llama"),
+        (&["--arch", "mamba2", "--heads", "4"], "--heads: the layers of mamba2 have no attention"),
+        (&["--arch", "mamba2", "--kv-heads", "2"], "--kv-heads: the layers of mamba2 have no attention"),
+        (&["--arch", "mamba2", "--ffn", "64"], "--ffn: the layers of mamba2 have no feed-forward network"),
     ] {
         output(quadriga(["synth", "-o"]).arg(&path).args(flags)).failed(2, &[part]);
     }

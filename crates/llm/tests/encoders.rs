@@ -9,11 +9,16 @@ use quadriga_runtime::Scheduler;
 
 /// A small encoder.
 pub(crate) fn parts(architecture: &'static str, seed: u64) -> Parts {
-    let recipe = Recipe { heads: 3, kv_heads: 3, width: 48, seed, tied: true, ..Recipe::new(architecture) };
+    let small = Recipe { heads: 3, kv_heads: 3, width: 48, context: 40, ..Recipe::new(architecture) };
+    parts_of(&Recipe { seed, tied: true, ..small })
+}
+
+/// The encoder of a recipe of two layers.
+pub(crate) fn parts_of(recipe: &Recipe) -> Parts {
+    let architecture = recipe.architecture;
     let mut parts = recipe.parts();
     parts.remove(&format!("{architecture}.attention.layer_norm_rms_epsilon"));
     parts.set(&format!("{architecture}.attention.layer_norm_epsilon"), 1e-6f32);
-    parts.set(&format!("{architecture}.context_length"), 40u32);
     parts.set(&format!("{architecture}.pooling_type"), 1u32);
     parts.remove("output_norm.weight");
     let width = recipe.width;
@@ -35,7 +40,7 @@ pub(crate) fn parts(architecture: &'static str, seed: u64) -> Parts {
         }
     }
     if architecture == "bert" {
-        parts.matrix("position_embd.weight", DType::F32, [40, width], 3.0);
+        parts.matrix("position_embd.weight", DType::F32, [recipe.context as usize, width], 3.0);
     }
     parts
 }
@@ -45,13 +50,28 @@ fn norm(parts: &mut Parts, name: &str, width: usize) {
     parts.vector(&format!("{name}.bias"), width, 0.0, 0.5);
 }
 
-/// The model written out: every tensor as f64.
-struct Written<'p> {
-    parts: &'p Parts,
-    heads: usize,
+/// Gives a model a WordPiece vocabulary of 100 tokens: five special ones, letters that begin words and letters within them.
+pub(crate) fn add_word_pieces(parts: &mut Parts) {
+    let mut tokens: Vec<String> = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].map(String::from).to_vec();
+    tokens.extend(('a'..='z').map(|letter| format!("\u{2581}{letter}")));
+    tokens.extend(('a'..='z').map(String::from));
+    tokens.extend((tokens.len()..100).map(|number| format!("\u{2581}w{number}")));
+    let types: Vec<i32> = (0..100).map(|token| if token < 5 { 3 } else { 1 }).collect();
+    parts.set("tokenizer.ggml.model", "bert");
+    parts.set("tokenizer.ggml.tokens", tokens.iter().map(String::as_str).collect::<Vec<_>>());
+    parts.set("tokenizer.ggml.token_type", types);
+    for (key, value) in [("unknown", 1u32), ("bos", 2), ("seperator", 3)] {
+        parts.set(&format!("tokenizer.ggml.{key}_token_id"), value);
+    }
 }
 
-type Rows = Vec<Vec<f64>>;
+/// The model written out: every tensor as f64.
+pub(crate) struct Written<'p> {
+    pub(crate) parts: &'p Parts,
+    pub(crate) heads: usize,
+}
+
+pub(crate) type Rows = Vec<Vec<f64>>;
 
 impl Written<'_> {
     fn find(&self, name: &str) -> Option<Rows> {
@@ -130,9 +150,15 @@ impl Written<'_> {
         out
     }
 
-    fn run(&self, tokens: &[u32], nomic: bool) -> Rows {
-        let (embedding, types) = (self.get("token_embd.weight"), self.get("token_types.weight"));
-        let mut x: Rows = tokens.iter().map(|t| add(&embedding[*t as usize], &types[0])).collect();
+    pub(crate) fn run(&self, tokens: &[u32], nomic: bool) -> Rows {
+        self.run_typed(tokens, &vec![0; tokens.len()], nomic)
+    }
+
+    /// The vectors of tokens that have these types.
+    fn run_typed(&self, tokens: &[u32], types: &[usize], nomic: bool) -> Rows {
+        let (embedding, vectors) = (self.get("token_embd.weight"), self.get("token_types.weight"));
+        let typed = tokens.iter().zip(types);
+        let mut x: Rows = typed.map(|(t, kind)| add(&embedding[*t as usize], &vectors[*kind])).collect();
         if !nomic {
             let positions = self.get("position_embd.weight");
             x = x.iter().zip(&positions).map(|(a, b)| add(a, b)).collect();
@@ -264,6 +290,43 @@ fn a_classification_head_scores_the_first_token() {
     let found = embedder(&parts, options).unwrap().embed_tokens(&tokens).unwrap();
     assert_eq!(found.len(), 1);
     assert!((f64::from(found[0]) - expected).abs() < 1e-4, "{found:?} is not {expected}");
+}
+
+/// The second text of a pair has the second type of tokens, with its separator; so do many pairs of one batch.
+#[test]
+fn rerankers_tell_query_and_document_apart_by_their_types() {
+    let mut parts = parts("bert", 6);
+    add_word_pieces(&mut parts);
+    parts.matrix("cls.weight", DType::F32, [48, 48], 1.0);
+    parts.vector("cls.bias", 48, 0.0, 0.5);
+    parts.matrix("cls.output.weight", DType::F32, [1, 48], 1.0);
+    let written = Written { parts: &parts, heads: 3 };
+    let score = |tokens: &[u32], types: &[usize]| {
+        let first = vec![written.run_typed(tokens, types, false)[0].clone()];
+        let pooled: Rows =
+            written.linear("cls", &first).iter().map(|r| r.iter().map(|v| v.tanh()).collect()).collect();
+        written.linear("cls.output", &pooled)[0][0]
+    };
+    // [CLS] a ##b [SEP] c d ##e [SEP]
+    let (tokens, types) = ([2, 5, 32, 3, 7, 8, 35, 3], [0, 0, 0, 0, 1, 1, 1, 1]);
+    let (expected, untyped) = (score(&tokens, &types), score(&tokens, &[0; 8]));
+    assert!((expected - untyped).abs() > 0.01, "the types make no difference");
+    let options = EmbedderOptions { pooling: Some(Pooling::Rank), ..EmbedderOptions::default() };
+    let mut ranker = embedder(&parts, options).unwrap();
+    let close =
+        |found: f32, expected: f64| assert!((f64::from(found) - expected).abs() < 1e-4, "{found} {expected}");
+    close(ranker.rank("ab", "c de").unwrap(), expected);
+    let other = [2, 9, 3, 10, 3];
+    let pairs: [&[u32]; 3] = [&other, &tokens, &tokens[..4]];
+    let found = ranker.rank_batch(&pairs).unwrap();
+    close(found[0], score(&other, &[0, 0, 0, 1, 1]));
+    close(found[1], expected);
+    // One text alone has the first type, and so has a text to embed.
+    close(found[2], score(&tokens[..4], &[0; 4]));
+    let options =
+        EmbedderOptions { pooling: Some(Pooling::Cls), normalize: false, ..EmbedderOptions::default() };
+    let found = embedder(&parts, options).unwrap().embed_tokens(&tokens).unwrap();
+    found.iter().zip(&written.run(&tokens, false)[0]).for_each(|(found, expected)| close(*found, *expected));
 }
 
 #[test]

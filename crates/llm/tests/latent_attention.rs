@@ -86,6 +86,34 @@ fn both_forms_continue_the_same_cache() {
     }
 }
 
+/// Some files have the matrices of keys and values in both layouts; the keys of the metadata tell which is used.
+#[test]
+fn files_with_both_layouts_use_the_one_that_their_keys_name() {
+    for (name, recipe) in recipes() {
+        let tokens = recipe.tokens(40);
+        let (mut parts, latent) = (recipe.parts(), recipe.latent.unwrap());
+        let Recipe { heads, key_length, value_length, rope_dims, .. } = recipe;
+        let plain = key_length - rope_dims;
+        for layer in 0..recipe.layers {
+            let of = |part: &str| format!("blk.{layer}.{part}.weight");
+            if latent.separate {
+                parts.matrix(
+                    &of("attn_kv_b"),
+                    DType::F32,
+                    [heads * (plain + value_length), latent.rank],
+                    1.0,
+                );
+            } else {
+                parts.stack(&of("attn_k_b"), DType::F32, heads, [latent.rank, plain]);
+                parts.stack(&of("attn_v_b"), DType::F32, heads, [value_length, latent.rank]);
+            }
+        }
+        let both = parts.model().unwrap_or_else(|error| panic!("{name}: {error}"));
+        let found = logits_of(&mut engine(both, options(DType::F32)), &tokens);
+        assert_eq!(found, logits_of(&mut engine(recipe.model(), options(DType::F32)), &tokens), "{name}");
+    }
+}
+
 #[test]
 fn truncated_and_restored_caches_are_expanded_alike() {
     for (number, (name, recipe)) in recipes().into_iter().enumerate() {

@@ -8,6 +8,7 @@ mod common;
 mod constraint_masks;
 mod encoders;
 mod engine;
+mod exact_quantized;
 mod exact_results;
 mod expert_slots;
 mod experts;
@@ -64,6 +65,7 @@ mod tool_call_values;
 mod tool_calls;
 mod truncated_file;
 mod two_models;
+mod unread_keys;
 mod windows;
 
 /// Files that are programs of their own, as they count what a whole process does.

@@ -1,5 +1,8 @@
 //! Checked access to the metadata of a model file. Every error names the key.
 
+use std::cell::RefCell;
+use std::collections::HashSet;
+
 use quadriga_gguf::{File, Value};
 
 use crate::{Error, Result};
@@ -13,17 +16,19 @@ pub(crate) struct Keys<'f> {
     prefix: &'static str,
     /// Whether the file has the model's tensors.
     has_tensors: bool,
+    /// The whole keys that were looked up.
+    read: RefCell<HashSet<String>>,
 }
 
 impl<'f> Keys<'f> {
     /// The keys of an architecture.
     pub(crate) fn new(file: &'f File, prefix: &'static str) -> Keys<'f> {
-        Keys { file, prefix, has_tensors: true }
+        Keys { file, prefix, has_tensors: true, read: RefCell::default() }
     }
 
     /// The keys of a file that describes a model without having its tensors.
     pub(crate) fn without_tensors(file: &'f File, prefix: &'static str) -> Keys<'f> {
-        Keys { file, prefix, has_tensors: false }
+        Keys { file, prefix, has_tensors: false, read: RefCell::default() }
     }
 
     /// Whether the file has the model's tensors.
@@ -49,9 +54,22 @@ impl<'f> Keys<'f> {
         self.prefix
     }
 
-    /// The whole key.
+    /// The whole key, which counts as read.
     fn key(&self, key: &str) -> String {
-        format!("{}.{key}", self.prefix)
+        let whole = format!("{}.{key}", self.prefix);
+        self.read.borrow_mut().insert(whole.clone());
+        whole
+    }
+
+    /// The value of a key that nothing has read.
+    pub(super) fn unread(&self, key: &str) -> Option<Value<'f>> {
+        let whole = format!("{}.{key}", self.prefix);
+        self.file.value(&whole).filter(|_| !self.read.borrow().contains(&whole))
+    }
+
+    /// Notes that an architecture knows a key, and that files have it without the model using it.
+    pub(crate) fn ignore(&self, key: &str) {
+        self.key(key);
     }
 
     /// The error about a value that is not accepted.

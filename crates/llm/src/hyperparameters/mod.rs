@@ -12,6 +12,7 @@ mod recurrent;
 mod rope;
 mod streams;
 mod temperature;
+mod unread;
 mod window;
 
 use std::ops::Range;

@@ -28,6 +28,7 @@ impl Architecture {
         let mut hyper = Hyperparameters::read(keys, self.pairing, self.norm)?;
         (self.read)(keys, &mut hyper)?;
         hyper.check(keys)?;
+        hyper.refuse_unread(keys)?;
         Ok(hyper)
     }
 }

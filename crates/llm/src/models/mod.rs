@@ -19,6 +19,7 @@
 //! | `window_pages` | i32 `[s, p]` | `pages` in layers with a sliding window, where those have a KV cache of their own; 0 for pages that are before the window |
 //! | `window_slots` | i32 `[n]` | `slots` in layers with a sliding window, where those have a KV cache of their own |
 //! | `window_spans` | i32 `[n, 2]` | `spans` in layers with a sliding window; absent if there are none |
+//! | `token_types` | i32 `[n]` | of encoders with a classification head and several types of tokens: 0 in the first text of a pair, 1 in the second |
 //! | `rows` | i32 `[m]` | the tokens whose logits are an output; of encoders with a classification head, the first of each text |
 //! | `expert_slots` | i32 `[layers, experts]` | with [`GraphShape::expert_slots`]: the slot of each expert, or −1 |
 //! | `experts_on_host` | i32 `[layers, experts]` | with them: the number of each expert that is in no slot, or −1 |
@@ -88,6 +89,7 @@ use quadriga_graph::{DType, Graph, GraphBuilder, layer_of};
 
 use self::architecture::Architecture;
 use self::builder::ModelBuilder;
+pub(crate) use self::builder::TOKEN_TYPES;
 pub use self::builder::TensorSpec;
 use self::builder::is_recurrent_state;
 pub(crate) use self::builder::{ALL_NEURONS, NEURON_SLOTS, NEURONS_ON_HOST};

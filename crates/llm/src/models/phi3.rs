@@ -10,6 +10,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "phi3",
     models: "Phi 3, 3.5 and 4",
     pairing: Pairing::Half,
-    read: |keys, _| keys.refuse_experts(),
+    read: |keys, _| {
+        keys.ignore("attention.sliding_window");
+        keys.refuse_experts()
+    },
     ..llama::ARCHITECTURE
 };

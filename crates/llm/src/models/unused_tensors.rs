@@ -52,8 +52,13 @@ fn is_harmless(name: &str, hyper: &Hyperparameters) -> bool {
     // Blocks that predict further tokens are not computed, and predictors of neurons are where they are asked for.
     let is_skipped = (hyper.layers.len()..hyper.blocks).contains(&layer);
     let is_predictor = hyper.predictor_threshold.is_some() && ["fc1.weight", "fc2.weight"].contains(&part);
-    // The matrices of latent attention may be there in both layouts.
-    let is_double = hyper.latent.is_some() && part == "attn_kv_b.weight";
+    // The matrices of latent attention may be there in both layouts; the keys tell which of them is used.
+    let matrix = part.strip_suffix(".weight").or(part.strip_suffix(".scale")).unwrap_or(part);
+    let is_double = match hyper.latent {
+        Some(latent) if latent.separate => matrix == "attn_kv_b",
+        Some(_) => matrix == "attn_k_b" || matrix == "attn_v_b",
+        None => false,
+    };
     let shares = hyper.layers.get(layer).is_some_and(|layer| layer.shares_cache_of.is_some());
     let is_shared = shares && OF_KEYS_AND_VALUES.contains(&part);
     is_skipped

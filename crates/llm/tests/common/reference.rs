@@ -26,7 +26,7 @@ impl Reference {
     }
 
     /// The model of a recipe whose tensors are these.
-    fn of(recipe: &Recipe, parts: Parts) -> Reference {
+    pub fn of(recipe: &Recipe, parts: Parts) -> Reference {
         let mut weights = HashMap::new();
         for (name, dtype, dims, bytes) in parts.tensors {
             let mut values = vec![0f32; dims.iter().product()];

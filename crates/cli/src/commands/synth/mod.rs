@@ -37,7 +37,7 @@ pub(crate) struct SynthArgs {
     /// Model architecture: llama, qwen3moe, gpt-oss, gemma3, bert … [default: the preset's, else llama]
     #[arg(long, value_name = "NAME")]
     arch: Option<String>,
-    /// Number of layers [default: 2; 4 with recurrent layers]
+    /// Number of layers [default: 2, or as many as one of each kind needs]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::whole)]
     layers: Option<usize>,
     /// Embedding width [default: 64]
@@ -85,7 +85,7 @@ pub(crate) struct SynthArgs {
     /// Write PowerInfer's container
     #[arg(long, requires = "relu")]
     powerinfer: bool,
-    /// Tie the output matrix to the token embedding
+    /// Tie the output matrix to the token embedding [default: as the preset]
     #[arg(long)]
     tied: bool,
     /// Write no vocabulary: the model can be benchmarked, but not used with text
@@ -245,9 +245,15 @@ impl Description {
         if arguments.topics > 0 {
             writer.set(TOPICS_KEY, arguments.topics as u32)?;
         }
+        let encoder = shapes::is_encoder(self.architecture);
+        if encoder {
+            writer.set("tokenizer.ggml.token_type_count", shapes::TOKEN_TYPES)?;
+        }
+        let tokens = self.number("vocab_size");
         match arguments.no_vocab {
             true => vocabulary::none(writer),
-            false => vocabulary::bytes(writer, self.number("vocab_size")),
+            false if encoder => vocabulary::word_pieces(writer, tokens),
+            false => vocabulary::bytes(writer, tokens),
         }
     }
 }
@@ -301,6 +307,8 @@ impl SynthArgs {
             )));
         }
         let keys = self.keys(architecture)?;
+        let preset_ties = self.preset.is_some_and(Preset::is_tied) && !shapes::is_never_tied(architecture);
+        let tied = self.tied || preset_ties;
         let mut description = Description { architecture, keys, tensors: Vec::new() };
         let mut writer = Writer::new();
         description.metadata(&mut writer, self)?;
@@ -308,7 +316,7 @@ impl SynthArgs {
         writer.write_to(&mut bytes)?;
         let optional = |name: &str| {
             let rectified = name.ends_with(".ffn_down_t.weight") || name.ends_with(".ffn_gate.bias");
-            self.relu && rectified || shapes::has_optional(architecture, self.tied, name)
+            self.relu && rectified || shapes::has_optional(architecture, &description.keys, tied, name)
         };
         let tensors = models::tensors(&File::from_bytes(bytes)?, &optional);
         description.tensors = tensors.map_err(|error| {
@@ -382,6 +390,9 @@ impl SynthArgs {
                 _ => self.context.map(|context| context as usize),
             };
             let Some(value) = value else { continue };
+            if let Some(part) = shapes::missing_part(architecture, flag) {
+                return Err(Failure::Usage(format!("{flag}: the layers of {architecture} have no {part}")));
+            }
             if value == 0 || (value > MAX_DIMENSION && *flag != "--context") {
                 return Err(Failure::Usage(format!(
                     "{flag} is {value}; it must be from 1 to {MAX_DIMENSION}"
@@ -389,7 +400,7 @@ impl SynthArgs {
             }
             keys = shapes::with(keys, vec![(key, KeyValue::Whole(value))]);
         }
-        self.fill_in(keys)
+        self.fill_in(shapes::adjust(keys))
     }
 
     /// Adds the keys that follow from others, and checks what the model does not.
@@ -430,7 +441,7 @@ impl SynthArgs {
         }
         if !self.no_vocab && get(&keys, "vocab_size") < vocabulary::MIN_TOKENS {
             return usage(format!(
-                "the byte-level vocabulary needs at least {} tokens; use a larger --vocab, or --no-vocab",
+                "the vocabulary needs at least {} tokens; use a larger --vocab, or --no-vocab",
                 vocabulary::MIN_TOKENS
             ));
         }

@@ -81,6 +81,11 @@ impl Preset {
         }
     }
 
+    /// Whether the output matrix of the model is the token embedding.
+    pub(super) fn is_tied(self) -> bool {
+        matches!(self, Preset::Smol135M | Preset::Gemma270M)
+    }
+
     /// The keys that differ from the architecture's small model.
     pub(super) fn keys(self) -> Keys {
         match self {
@@ -104,7 +109,7 @@ impl Preset {
             Preset::GptOss20B => gpt_oss(24, 32),
             Preset::GptOss120B => gpt_oss(36, 128),
             Preset::DeepSeekV2Lite => with(
-                latent(sizes([27, 2048, 10944, 16, 1, 102_400])),
+                latent(sizes([27, 2048, 10944, 16, 1, 102_400]), 0.0707),
                 vec![
                     ("leading_dense_block_count", Whole(1)),
                     ("attention.q_lora_rank", Whole(0)),
@@ -112,10 +117,15 @@ impl Preset {
                     ("expert_used_count", Whole(6)),
                     ("expert_shared_count", Whole(2)),
                     ("expert_feed_forward_length", Whole(1408)),
+                    ("expert_group_count", Whole(1)),
+                    ("expert_group_used_count", Whole(1)),
+                    ("expert_gating_func", Whole(1)),
+                    ("expert_weights_scale", Real(1.0)),
+                    ("expert_weights_norm", Flag(false)),
                 ],
             ),
             Preset::DeepSeekV3 => with(
-                latent(sizes([61, 7168, 18432, 128, 1, 129_280])),
+                latent(sizes([61, 7168, 18432, 128, 1, 129_280]), 0.1),
                 vec![
                     ("leading_dense_block_count", Whole(3)),
                     ("attention.q_lora_rank", Whole(1536)),
@@ -184,8 +194,18 @@ fn context(tokens: usize) -> Keys {
     vec![("context_length", Whole(tokens))]
 }
 
+/// YaRN, and the tenth of its multiplier of the logarithm.
+fn yarn(factor: f32, original: usize, log_multiplier: f32) -> Keys {
+    vec![
+        ("rope.scaling.type", Text("yarn")),
+        ("rope.scaling.factor", Real(factor)),
+        ("rope.scaling.original_context_length", Whole(original)),
+        ("rope.scaling.yarn_log_multiplier", Real(log_multiplier)),
+    ]
+}
+
 /// DeepSeek's latent attention.
-fn latent(keys: Keys) -> Keys {
+fn latent(keys: Keys, log_multiplier: f32) -> Keys {
     let lengths = vec![
         ("context_length", Whole(163_840)),
         ("attention.kv_lora_rank", Whole(512)),
@@ -195,7 +215,7 @@ fn latent(keys: Keys) -> Keys {
         ("attention.value_length_mla", Whole(128)),
         ("rope.dimension_count", Whole(64)),
     ];
-    with(keys, lengths)
+    with(with(keys, lengths), yarn(40.0, 4096, log_multiplier))
 }
 
 fn gpt_oss(layers: usize, experts: usize) -> Keys {
@@ -227,7 +247,23 @@ pub(super) fn with(mut keys: Keys, others: Keys) -> Keys {
     keys
 }
 
-/// What an architecture's small model has besides the sizes: the keys that its files must have.
+/// Granite's factors of the embedding, of each branch, of attention scores, and of the logits, which are divided by it.
+fn granite() -> Keys {
+    vec![
+        ("embedding_scale", Real(12.0)),
+        ("residual_scale", Real(0.22)),
+        ("attention.scale", Real(0.0625)),
+        ("logit_scale", Real(6.0)),
+    ]
+}
+
+/// Layers with a sliding window, and enough of them that one has none.
+fn windows(size: usize, layers: usize) -> Keys {
+    vec![("attention.sliding_window", Whole(size)), ("block_count", Whole(layers))]
+}
+
+/// What an architecture's small model has besides the sizes: the keys that its files must have, and those that make it another
+/// model than a llama.
 pub(super) fn special(architecture: &str) -> Keys {
     let experts = vec![
         ("expert_count", Whole(4)),
@@ -247,7 +283,14 @@ pub(super) fn special(architecture: &str) -> Keys {
     ];
     let shared = vec![("expert_shared_feed_forward_length", Whole(64))];
     match architecture {
-        "qwen3moe" | "olmoe" | "granitemoe" | "smallthinker" => experts,
+        "qwen3moe" | "olmoe" => experts,
+        "granite" => granite(),
+        "granitemoe" => with(experts, granite()),
+        "smallthinker" => with(with(experts, windows(512, 4)), vec![("expert_gating_func", Whole(2))]),
+        // Every fourth layer has no rotary embedding.
+        "smollm3" => vec![("block_count", Whole(4))],
+        "olmo2" => windows(512, 4),
+        "command-r" => vec![("logit_scale", Real(0.0625))],
         "qwen2moe" => with(experts, shared),
         "qwen35" => recurrent,
         "qwen3next" | "qwen35moe" => with(with(experts, shared), recurrent),
@@ -262,10 +305,15 @@ pub(super) fn special(architecture: &str) -> Keys {
             ],
         ),
         "deepseek2" => with(
-            experts,
+            with(experts, yarn(4.0, 1024, 0.1)),
             vec![
                 ("leading_dense_block_count", Whole(1)),
                 ("expert_shared_count", Whole(1)),
+                ("expert_group_count", Whole(2)),
+                ("expert_group_used_count", Whole(1)),
+                ("expert_gating_func", Whole(2)),
+                ("expert_weights_scale", Real(2.5)),
+                ("expert_weights_norm", Flag(true)),
                 ("attention.head_count_kv", Whole(1)),
                 ("attention.q_lora_rank", Whole(24)),
                 ("attention.kv_lora_rank", Whole(32)),
@@ -300,10 +348,16 @@ pub(super) fn special(architecture: &str) -> Keys {
             ("ssm.inner_size", Whole(128)),
         ],
         "gemma2" => vec![("attention.sliding_window", Whole(4096))],
-        "gemma3n" => {
-            vec![("attention.sliding_window", Whole(512)), ("embedding_length_per_layer_input", Whole(32))]
-        }
-        "gemma3" => vec![("attention.sliding_window", Whole(512))],
+        // The last two attend to keys and values of the first two.
+        "gemma3n" => with(
+            windows(512, 4),
+            vec![
+                ("attention.sliding_window_pattern", Whole(2)),
+                ("attention.shared_kv_layers", Whole(2)),
+                ("embedding_length_per_layer_input", Whole(32)),
+            ],
+        ),
+        "gemma3" => windows(512, 6),
         "bert" | "nomic-bert" => vec![("pooling_type", Whole(1)), ("attention.causal", Flag(false))],
         _ => Vec::new(),
     }
@@ -314,14 +368,53 @@ pub(super) fn is_never_tied(architecture: &str) -> bool {
     matches!(architecture, "gpt-oss" | "olmoe" | "qwen2moe")
 }
 
-/// Whether a model of an architecture has a tensor that models of other architectures may lack.
-pub(super) fn has_optional(architecture: &str, tied: bool, name: &str) -> bool {
+/// The types of tokens of encoders.
+pub(super) const TOKEN_TYPES: u32 = 2;
+
+/// Whether an architecture's models are encoders.
+pub(super) fn is_encoder(architecture: &str) -> bool {
+    architecture.ends_with("bert")
+}
+
+/// The part of a model that an option is about, if layers of an architecture do not have it.
+pub(super) fn missing_part(architecture: &str, flag: &str) -> Option<&'static str> {
+    match flag {
+        "--heads" | "--kv-heads" if architecture == "mamba2" => Some("attention"),
+        "--ffn" if architecture == "mamba2" => Some("feed-forward network"),
+        _ => None,
+    }
+}
+
+/// Changes keys of a small model that options have made impossible: groups of experts, and layers without a KV cache.
+pub(super) fn adjust(keys: Keys) -> Keys {
+    let get = |name: &str| {
+        keys.iter().find(|(key, _)| *key == name).map_or(0, |(_, value)| match value {
+            Whole(value) => *value,
+            _ => 0,
+        })
+    };
+    let (experts, used) = (get("expert_count"), get("expert_used_count"));
+    let (groups, groups_used) = (get("expert_group_count").max(1), get("expert_group_used_count"));
+    let mut others = Vec::new();
+    if groups > 1 && (!experts.is_multiple_of(groups) || used > experts / groups * groups_used) {
+        others.extend([("expert_group_count", Whole(1)), ("expert_group_used_count", Whole(1))]);
+    }
+    let (layers, shared) = (get("block_count"), get("attention.shared_kv_layers"));
+    if shared > 0 && layers < 2 * shared {
+        others.push(("attention.shared_kv_layers", Whole(0)));
+    }
+    with(keys, others)
+}
+
+/// Whether a model of an architecture, with these keys, has a tensor that other models may lack.
+pub(super) fn has_optional(architecture: &str, keys: &Keys, tied: bool, name: &str) -> bool {
     let part = name
         .split_once('.')
         .filter(|_| name.starts_with("blk."))
         .map_or(name, |(_, rest)| rest.split_once('.').map_or(rest, |(_, part)| part));
     match part {
-        "output.weight" => !tied && !architecture.ends_with("bert"),
+        "output.weight" => !tied && !is_encoder(architecture),
+        "token_types.weight" => is_encoder(architecture),
         "attn_qkv.weight" => matches!(architecture, "phi3" | "nomic-bert" | "falcon"),
         "attn_norm.bias" | "ffn_norm.bias" | "output_norm.bias" => {
             matches!(architecture, "falcon" | "opt" | "bert")
@@ -330,11 +423,16 @@ pub(super) fn has_optional(architecture: &str, tied: bool, name: &str) -> bool {
         "attn_q.bias" | "attn_k.bias" | "attn_v.bias" => {
             matches!(architecture, "qwen2" | "qwen2moe" | "glm4" | "glm4moe" | "gpt-oss" | "bert" | "opt")
         }
-        "exp_probs_b.bias" => matches!(architecture, "glm4moe" | "lfm2moe"),
+        "exp_probs_b.bias" => {
+            let by_sigmoid =
+                |(key, value): &(&str, KeyValue)| *key == "expert_gating_func" && matches!(value, Whole(2));
+            matches!(architecture, "glm4moe" | "lfm2moe")
+                || architecture == "deepseek2" && keys.iter().any(by_sigmoid)
+        }
         "ffn_gate_inp_shexp.weight" => matches!(architecture, "qwen2moe" | "qwen3next" | "qwen35moe"),
         "attn_output.bias" => matches!(architecture, "gpt-oss" | "bert" | "opt"),
         _ if architecture == "gpt-oss" => part.ends_with("exps.bias") || part == "ffn_gate_inp.bias",
-        _ if architecture.ends_with("bert") => {
+        _ if is_encoder(architecture) => {
             part.ends_with("norm.bias")
                 || (architecture == "bert" && part.starts_with("ffn_") && part.ends_with("bias"))
         }

@@ -1,4 +1,5 @@
-//! The vocabulary of a synthetic model: a token per byte, an end-of-text token, and numbered words for the rest.
+//! The vocabulary of a synthetic model: a token per byte, an end-of-text token, and numbered words for the rest; of encoders
+//! word pieces of one character, and numbered words.
 
 use quadriga_gguf::{Result, Writer};
 
@@ -30,6 +31,36 @@ pub(super) fn bytes(writer: &mut Writer<'_>, count: usize) -> Result<()> {
     writer.set("tokenizer.ggml.bos_token_id", MIN_TOKENS as u32 - 1)?;
     writer.set("tokenizer.ggml.eos_token_id", MIN_TOKENS as u32 - 1)?;
     writer.set("tokenizer.ggml.add_bos_token", false)?;
+    Ok(())
+}
+
+/// The special tokens of a WordPiece vocabulary, by their roles in the order of the tokens.
+const SPECIAL: [(&str, &str); 5] = [
+    ("[PAD]", "padding"),
+    ("[UNK]", "unknown"),
+    ("[CLS]", "bos"),
+    // The key is spelled like this.
+    ("[SEP]", "seperator"),
+    ("[MASK]", "mask"),
+];
+
+/// Writes a WordPiece vocabulary of `count` tokens, at least [`MIN_TOKENS`], with which every text of ASCII characters can be
+/// written.
+pub(super) fn word_pieces(writer: &mut Writer<'_>, count: usize) -> Result<()> {
+    let mut tokens: Vec<String> = SPECIAL.iter().map(|(text, _)| (*text).to_owned()).collect();
+    // Texts become lower case, and words begin with U+2581 instead of a space.
+    let characters = || (b'!'..=b'~').filter(|byte| !byte.is_ascii_uppercase()).map(char::from);
+    tokens.extend(characters().map(|character| format!("\u{2581}{character}")));
+    tokens.extend(characters().filter(char::is_ascii_alphanumeric).map(String::from));
+    tokens.extend((tokens.len()..count).map(|number| format!("\u{2581}w{number}")));
+    let types: Vec<i32> =
+        (0..count).map(|token| if token < SPECIAL.len() { CONTROL } else { NORMAL }).collect();
+    writer.set("tokenizer.ggml.model", "bert")?;
+    writer.set("tokenizer.ggml.tokens", tokens)?;
+    writer.set("tokenizer.ggml.token_type", types)?;
+    for (token, (_, role)) in (0u32..).zip(SPECIAL) {
+        writer.set(&format!("tokenizer.ggml.{role}_token_id"), token)?;
+    }
     Ok(())
 }
 

@@ -5,13 +5,31 @@ use quadriga_graph::{AttentionOptions, DType, Value};
 use super::{LayerBuilder, ModelBuilder};
 use crate::Result;
 
+/// The tensor with a vector for each type of tokens: those of the first text of a pair, and those of the second.
+pub(crate) const TOKEN_TYPES: &str = "token_types.weight";
+
 impl<'g> ModelBuilder<'g> {
-    /// Adds the vector of the first token type, of which texts consist; models without types add nothing.
+    /// Adds the vector of each token's type; models without types add nothing. With a classification head, which scores pairs of
+    /// texts, the types are an input; otherwise all tokens have the first.
     pub(in crate::models) fn embed_type(&self, x: Value<'g>) -> Result<Value<'g>> {
-        let name = "token_types.weight";
-        let Some(types) = self.weights.rows(name) else { return Ok(x) };
-        let types = self.weights.get(name, &[types, self.hyper.width])?;
-        Ok(x.add(types.get_rows(self.g.constant("first_type", DType::I32, [1], &[0_i32][..]))))
+        let name = TOKEN_TYPES;
+        let count = match self.weights.rows(name) {
+            Some(rows) => rows,
+            // The tensor is about to be made.
+            None if self.weights.has(name) => self.weights.token_type_count()?,
+            None => return Ok(x),
+        };
+        let types = self.weights.get(name, &[count, self.hyper.width])?;
+        let numbers = match self.has_head() && count > 1 {
+            true => self.g.input("token_types", DType::I32, [self.shape.tokens]),
+            false => self.g.constant("first_type", DType::I32, [1], &[0_i32][..]),
+        };
+        Ok(x.add(types.get_rows(numbers)))
+    }
+
+    /// Whether the file has a classification head.
+    fn has_head(&self) -> bool {
+        ["cls.weight", "cls.output.weight"].iter().any(|name| self.weights.has(name))
     }
 
     /// Adds the vector of each token's position.
@@ -49,7 +67,7 @@ impl<'g> ModelBuilder<'g> {
         self.g.output("hidden", hidden);
         let width = self.hyper.width;
         let has = |name: &str| self.weights.has(&format!("{name}.weight"));
-        if !has("cls") && !has("cls.output") {
+        if !self.has_head() {
             return Ok(());
         }
         let _scope = self.g.scope("rank");

@@ -24,6 +24,7 @@ use quadriga_graph::{DType, GraphBuilder, Value};
 
 pub(super) use self::attention::KeyValues;
 pub(super) use self::delta_net::DeltaLayout;
+pub(crate) use self::encoder::TOKEN_TYPES;
 pub(super) use self::neurons::FeedForward;
 pub(crate) use self::neurons::{active_output, missed_output, predicted_output};
 pub(super) use self::recorder::Recorder;

@@ -356,6 +356,12 @@ impl<'g> FileWeights<'g> {
         }
     }
 
+    /// The number of types of tokens that the file's metadata names.
+    pub(super) fn token_type_count(&self) -> Result<usize> {
+        let count = self.file.find::<u64>("tokenizer.ggml.token_type_count")?.unwrap_or(1);
+        Ok(usize::try_from(count).unwrap_or(usize::MAX))
+    }
+
     /// The number of rows of a matrix that this rank has, if the file has it.
     pub(in crate::models) fn rows(&self, name: &str) -> Option<usize> {
         let all = self.all_rows(name)?;

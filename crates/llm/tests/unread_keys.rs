@@ -1,0 +1,88 @@
+//! Keys that would change what a model computes are refused by architectures that do not read them; values that change nothing
+//! are taken.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+use crate::common::{Parts, Recipe};
+use crate::encoders;
+use quadriga_gguf::OwnedValue;
+
+/// A small model of an architecture.
+fn parts(architecture: &'static str) -> Parts {
+    let families = Recipe::families().into_iter();
+    match architecture {
+        "bert" | "nomic-bert" => encoders::parts(architecture, 1),
+        "llama" | "qwen2" | "qwen3" => Recipe::new(architecture).parts(),
+        _ => {
+            let all = families.chain(Recipe::with_experts().into_iter().map(|(_, recipe)| recipe));
+            all.into_iter().find(|recipe| recipe.architecture == architecture).unwrap().parts()
+        }
+    }
+}
+
+fn with(architecture: &'static str, key: &str, value: impl Into<OwnedValue>) -> Parts {
+    let mut parts = parts(architecture);
+    parts.set(&format!("{architecture}.{key}"), value);
+    parts
+}
+
+#[test]
+fn keys_that_change_the_mathematics_are_refused_by_name() {
+    for (architecture, key, value) in [
+        ("llama", "attention.clamp_kqv", OwnedValue::from(8.0f32)),
+        ("llama", "logit_scale", 8.0f32.into()),
+        ("llama", "residual_scale", 0.3f32.into()),
+        ("llama", "embedding_scale", 12.0f32.into()),
+        ("llama", "attention.max_alibi_bias", 8.0f32.into()),
+        ("llama", "final_logit_softcapping", 30.0f32.into()),
+        ("llama", "attention.temperature_scale", 0.1f32.into()),
+        ("llama", "interleave_moe_layer_step", 2u32.into()),
+        ("llama", "swin_norm", true.into()),
+        ("llama", "attention.clamp_kqv", f32::NAN.into()),
+        ("llama", "residual_scale", vec![1.0f32, 0.5].into()),
+        ("qwen3", "attention.scale", 0.5f32.into()),
+        ("qwen3moe", "attention.sliding_window", 16u32.into()),
+        ("gemma3", "attn_logit_softcapping", 20.0f32.into()),
+        ("gemma3", "embedding_scale", 3.0f32.into()),
+        ("gemma3", "attention.shared_kv_layers", 2u32.into()),
+        ("bert", "attention.sliding_window", 16u32.into()),
+        ("bert", "logit_scale", 2.0f32.into()),
+        ("command-r", "residual_scale", 0.5f32.into()),
+        ("deepseek2", "attention.scale", 0.5f32.into()),
+    ] {
+        let named = format!("{architecture}.{key}");
+        let error = with(architecture, key, value.clone()).model().err();
+        let error = error.unwrap_or_else(|| panic!("{named} = {value:?}: taken")).to_string();
+        assert!(error.contains(&named) && error.contains("does not use it"), "{named}: {error}");
+    }
+}
+
+#[test]
+fn values_that_change_nothing_are_taken() {
+    for (architecture, key, value) in [
+        ("llama", "attention.clamp_kqv", OwnedValue::from(0.0f32)),
+        ("llama", "logit_scale", 1.0f32.into()),
+        ("llama", "logit_scale", 0.0f32.into()),
+        ("llama", "residual_scale", 1.0f32.into()),
+        ("llama", "embedding_scale", 1.0f32.into()),
+        ("llama", "swin_norm", false.into()),
+        ("llama", "interleave_moe_layer_step", 1u32.into()),
+        // 1 / √16.
+        ("qwen3", "attention.scale", 0.25f32.into()),
+        ("qwen3", "attention.scale", 0.0f32.into()),
+        // The root of the width.
+        ("gemma3", "embedding_scale", 8.0f32.into()),
+        ("gemma3", "attn_logit_softcapping", 0.0f32.into()),
+        // As long as the context.
+        ("bert", "attention.sliding_window", 40u32.into()),
+        ("qwen3moe", "attention.sliding_window", 4096u32.into()),
+        // Files of Phi have a window that is not used.
+        ("phi3", "attention.sliding_window", 6u32.into()),
+        // Nobody knows this key.
+        ("llama", "moon_phase", 3u32.into()),
+    ] {
+        let plain = parts(architecture).model().unwrap();
+        let found = with(architecture, key, value.clone()).model();
+        let found = found.unwrap_or_else(|error| panic!("{architecture}.{key} = {value:?}: {error}"));
+        assert_eq!(found.hyperparameters(), plain.hyperparameters(), "{architecture}.{key}");
+    }
+}
