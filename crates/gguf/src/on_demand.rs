@@ -17,8 +17,11 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub(crate) struct DemandReader {
     file: Arc<OpenFile>,
-    parts: Mutex<HashMap<Box<[Range<usize>]>, Arc<ReadPart>>>,
+    parts: Mutex<HashMap<FileRanges, Arc<ReadPart>>>,
 }
+
+/// Ranges of a file, in the order in which their bytes are used.
+type FileRanges = Box<[Range<usize>]>;
 
 #[derive(Debug)]
 struct OpenFile {
@@ -33,7 +36,7 @@ struct OpenFile {
 #[derive(Debug)]
 struct ReadPart {
     file: Arc<OpenFile>,
-    ranges: Box<[Range<usize>]>,
+    ranges: FileRanges,
     bytes: OnceLock<Vec<u8>>,
 }
 
@@ -52,7 +55,7 @@ impl DemandReader {
                 None => joined.push(range),
             }
         }
-        let ranges: Box<[Range<usize>]> = joined.into();
+        let ranges: FileRanges = joined.into();
         let length = ranges.iter().map(ExactSizeIterator::len).sum();
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let part = parts.entry(ranges).or_insert_with_key(|ranges| {
