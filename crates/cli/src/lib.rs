@@ -30,6 +30,7 @@ mod hub_model;
 mod interrupt;
 mod kernel_progress;
 mod known_limits;
+mod kv_pages;
 mod llama_options;
 mod lora;
 mod model_argument;

@@ -9,12 +9,13 @@ use quadriga_gguf::File;
 use quadriga_graph::DType;
 use quadriga_llm::models::{NeuronMode, Neurons};
 use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, NumaMode, Placement};
-use quadriga_llm::{EngineOptions, Model, NeuronCounts, Parallelism, RequestLoad};
+use quadriga_llm::{CacheRows, EngineOptions, Model, NeuronCounts, Parallelism, RequestLoad};
 use quadriga_models::hub::DEFAULT;
 use quadriga_view::format::plural;
 
 use crate::failure::{Failure, Outcome};
 use crate::hub::HubAccess;
+use crate::kv_pages::pages_of;
 use crate::llama_options::LlamaOptions;
 use crate::placement_options::{DEVICE, PlacementOptions};
 use crate::prepared_model::Prepared;
@@ -26,7 +27,7 @@ pub(crate) struct ModelOptions {
     /// GGUF file; of a split model, any of its parts; or the word default [default: SmolLM2 135M]
     #[arg(short, long, value_name = "FILE", help_heading = MODEL)]
     model: Option<PathBuf>,
-    /// Read the file into memory instead of mapping it; it may change on disk then
+    /// Read the weights into memory instead of mapping the file, which may change on disk then; a rank reads its part only
     #[arg(long, help_heading = MODEL)]
     no_mmap: bool,
     /// Context size in tokens, 0 for what the model was trained with, or less where memory is short
@@ -140,6 +141,8 @@ pub(crate) struct ModelOptions {
 /// Tokens of a batch, and the most where weights are streamed.
 const DEFAULT_BATCH: usize = 512;
 const STREAMING_BATCH: usize = 4096;
+/// The longest context that ranks expect where none is given.
+const MOST_EXPECTED_CONTEXT: usize = 32_768;
 /// Saved states of a model that forgets.
 const DEFAULT_CHECKPOINTS: usize = 4;
 
@@ -230,6 +233,11 @@ impl ModelOptions {
     /// The same options for so many requests at once, by which ranks choose how they divide the model.
     pub(crate) fn with_load(&self, load: RequestLoad) -> ModelOptions {
         ModelOptions { parallelism: Parallelism { load, ..self.parallelism }, ..self.clone() }
+    }
+
+    /// The same options without notes.
+    pub(crate) fn silent(&self) -> ModelOptions {
+        ModelOptions { quiet: true, ..self.clone() }
     }
 
     /// The same options with a model of the hub that was given without `-hf`.
@@ -367,7 +375,7 @@ impl ModelOptions {
         self.placement.placement()?;
         let path = self.path()?;
         let started = Instant::now();
-        let file = if self.no_mmap { File::read(&path) } else { File::open(&path) };
+        let file = if self.no_mmap { File::read_on_demand(&path) } else { File::open(&path) };
         let model = file.map_err(Into::into).and_then(Model::from_file);
         let mut model = model.map_err(|error| name_file(error, &path))?;
         if !self.lora.is_empty() {
@@ -377,8 +385,28 @@ impl ModelOptions {
                 .map_err(|error| Failure::Message(format!("--lora: {error}")))?;
         }
         let read = || known_limits::cpu_read_rate(self.cache_dir(), self.cpu());
-        let model = ranks::divide(model, self.parallelism, (self.threads, &read), self.quiet)?;
+        let parallelism = match ranks::are_several() {
+            true => Parallelism { cache: Some(self.expected_cache(&model)?), ..self.parallelism },
+            false => self.parallelism,
+        };
+        let model = ranks::divide(model, parallelism, (self.threads, &read), self.quiet)?;
         Ok((model, started.elapsed()))
+    }
+
+    /// The KV cache that ranks divide beside the weights, as far as it is known before they do: with a context that is left open, what
+    /// the model was trained with, up to a limit, and for several requests as many tokens as they have by default.
+    fn expected_cache(&self, model: &Model) -> Outcome<CacheRows> {
+        let trained = model.hyperparameters().context.min(MOST_EXPECTED_CONTEXT);
+        let engine = self.engine();
+        let context = if engine.context == 0 { trained } else { engine.context };
+        let requests = self.parallelism.load.most;
+        let one = EngineOptions { context, ..engine };
+        let paged = pages_of(context, requests, None);
+        let options = match requests {
+            1 => one,
+            _ => EngineOptions { sequences: requests, pages: paged, ..one },
+        };
+        Ok(options.cache_rows(model)?)
     }
 
     /// Opens the devices that the options name.

@@ -9,15 +9,13 @@ use quadriga_llm::serving::{Batcher, BatcherOptions, CacheFile};
 use quadriga_llm::{EngineOptions, Model};
 
 use crate::failure::{Failure, Outcome};
+use crate::kv_pages::{DEFAULT_TOKENS, pages_of};
 use crate::model_options::ModelOptions;
 use crate::prepared_model::Prepared;
 use crate::{size, values};
 
 /// Heading of the help text.
 const SERVING: &str = "Batching options";
-
-/// Tokens of the KV cache, all sequences together, unless `--kv-tokens` says otherwise.
-const DEFAULT_TOKENS: usize = 16_384;
 
 /// Requests that are computed at once, unless `--parallel` says otherwise.
 const DEFAULT_PARALLEL: usize = 32;
@@ -172,11 +170,9 @@ pub(crate) fn paged(
         let room = kv_tokens.unwrap_or_else(|| DEFAULT_TOKENS.max(tokens_in_memory(model, &engine, devices)));
         one.context = trained.min(room.max(one.context));
     }
-    let all = one.context.saturating_mul(parallel);
-    let tokens = kv_tokens.unwrap_or_else(|| all.min(DEFAULT_TOKENS.max(one.context)));
     Ok(EngineOptions {
         sequences: parallel,
-        pages: tokens.div_ceil(PAGE_SLOTS),
+        pages: pages_of(one.context, parallel, kv_tokens),
         context: one.context,
         ..engine
     })

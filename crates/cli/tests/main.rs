@@ -6,6 +6,7 @@ mod bad_input;
 mod batch;
 mod bench;
 mod chat;
+mod cluster_examples;
 mod common;
 mod constraints;
 mod contrib;

@@ -28,6 +28,145 @@ fn each_rank_holds_at_most_its_share_and_five_percent() {
     }
 }
 
+/// Weights and KV cache of the largest rank, as a multiple of its share, with the reasons if that is more than 5 %.
+fn largest_share(plan: &Value, alone: &Value) -> (f64, String) {
+    let held = |rank: &Value| rank["weights"].as_f64().unwrap() + rank["cache"].as_f64().unwrap();
+    let ranks = plan["ranks"].as_array().unwrap();
+    let most = ranks.iter().map(held).fold(0.0, f64::max);
+    let share = most * ranks.len() as f64 / held(&alone["ranks"][0]);
+    let said = plan["largest_share"].as_f64().unwrap();
+    assert!((said / share - 1.0).abs() < 1e-9, "{said} is {share}");
+    let reasons = plan["uneven"].as_array().unwrap();
+    assert_eq!(share > 1.05, !reasons.is_empty(), "{share}: {reasons:?}");
+    (share, reasons.iter().map(|reason| reason.as_str().unwrap()).collect::<Vec<_>>().join("; "))
+}
+
+#[test]
+fn ranks_hold_their_share_of_weights_and_kv_cache_or_the_plan_says_why_not() {
+    let tied = "the first and the last stage both have it";
+    let heads = "3 KV heads cannot be divided evenly among 2 ranks";
+    let layers = "layers, heads and experts are not divided more finely";
+    // A model, ranks, and of each division the most and a reason.
+    type Divisions = &'static [(&'static str, f64, usize)];
+    let reasons = ["", tied, heads, layers];
+    let cases: &[(&[&str], &str, Divisions)] = &[
+        (&[], "2", &[("tensor=2", 1.16, 2), ("pipeline=2", 1.17, 1)]),
+        (&[], "4", &[("tensor=2,pipeline=2", 1.3, 2), ("pipeline=4", 1.2, 1)]),
+        (&["--preset", "8b", "--type", "q4_k"], "4", &[("tensor=4", 1.05, 0), ("pipeline=4", 1.05, 0)]),
+        (
+            &["--preset", "70b", "--type", "q4_0"],
+            "8",
+            &[("tensor=8", 1.05, 0), ("tensor=2,pipeline=4", 1.05, 0), ("pipeline=8", 1.08, 3)],
+        ),
+        (
+            &["--preset", "671b", "--type", "q4_0"],
+            "8",
+            &[("tensor=8", 1.05, 0), ("tensor=4,pipeline=2", 1.05, 0)],
+        ),
+    ];
+    for (model, ranks, divisions) in cases {
+        for (how, most, reason) in *divisions {
+            let options = [
+                "plan",
+                "-c",
+                "4096",
+                "-q",
+                "--json",
+                "--device",
+                "cpu",
+                "--ranks",
+                ranks,
+                "--parallelism",
+                how,
+            ];
+            let out = output(quadriga(options).args(*model)).success().out;
+            let report: Value = serde_json::from_str(&out).unwrap();
+            let (share, why) = largest_share(&report["chosen"], &report["alone"]);
+            assert!(share <= *most, "{model:?} on {how}: {share}, {why}");
+            assert!(
+                why.contains(reasons[*reason]) && why.is_empty() == (*reason == 0),
+                "{model:?} on {how}: {why}"
+            );
+        }
+    }
+    let out =
+        output(&mut quadriga(["plan", "-c", "4096", "-q", "--device", "cpu", "--ranks", "2"])).success().out;
+    assert!(out.contains("times its share of weights and KV cache: 3 KV heads"), "{out}");
+}
+
+/// Ends hold the embedding and the output matrix, so that they have fewer layers; but of the layers, most memory is KV cache.
+#[test]
+fn the_kv_cache_decides_how_many_layers_a_stage_has() {
+    let layers = |context: &str| -> Vec<usize> {
+        let options =
+            ["plan", "-q", "--json", "--device", "cpu", "--ranks", "4", "--parallelism", "pipeline", "-c"];
+        let out = output(quadriga(options).arg(context)).success().out;
+        let report: Value = serde_json::from_str(&out).unwrap();
+        let count = |rank: &Value| {
+            let numbers: Vec<usize> = rank["holds"]
+                .as_str()
+                .unwrap()
+                .split_whitespace()
+                .filter_map(|word| word.parse().ok())
+                .collect();
+            numbers[1] + 1 - numbers[0]
+        };
+        report["chosen"]["ranks"].as_array().unwrap().iter().map(count).collect()
+    };
+    let (short, long) = (layers("64"), layers("8192"));
+    assert_eq!((short.iter().sum::<usize>(), long.iter().sum::<usize>()), (30, 30));
+    assert!(short[0] <= 2 && long[0] >= 5, "{short:?} {long:?}");
+}
+
+#[test]
+fn one_rank_is_shown_as_a_machine_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let command =
+        ["plan", "--preset", "8b", "--type", "q4_k", "-c", "4096", "--device", "cpu", "--ranks", "4"];
+    let tensor = ["--parallelism", "tensor=2,pipeline=2", "--rank", "3"];
+    let svg = folder.path().join("rank.svg");
+    let shown = output(quadriga(command).args(tensor).arg("--check").arg("--svg").arg(&svg)).success();
+    assert!(shown.err.contains("rank 3 of 4 (tensor=2,pipeline=2) has of layers"), "{shown:?}");
+    assert!(!shown.err.contains("only"), "a quarter fits: {shown:?}");
+    assert!(std::fs::read_to_string(&svg).unwrap().contains("all_reduce"), "the picture has collectives");
+    let nodes = output(quadriga(command).args(tensor).args(["--nodes", "-q"])).success().out;
+    assert!(nodes.contains("all_reduce") && nodes.contains("receive"), "{nodes}");
+    let dot = output(quadriga(command).args(tensor).args(["--dot", "-q"])).success().out;
+    assert!(dot.starts_with("digraph") && dot.contains("32 × all_reduce"), "{dot}");
+    for (wrong, said) in [(&["--svg", "x.svg"][..], "--rank"), (&["--rank", "4"], "ranks 0 to 3")] {
+        let refused = output(quadriga(command).args(wrong));
+        assert_eq!(refused.code, Some(2), "{refused:?}");
+        assert!(refused.err.contains(said), "{refused:?}");
+    }
+}
+
+#[test]
+fn memory_is_said_of_a_ranks_part() {
+    let command =
+        ["plan", "--preset", "671b", "--type", "q4_0", "-c", "4096", "--device", "cpu", "--ranks", "2"];
+    let shown = output(quadriga(command).args(["--parallelism", "pipeline"])).success();
+    assert!(!shown.err.contains("cpu needs"), "{}", shown.err);
+    assert!(shown.err.contains("quadriga: rank ") && shown.err.contains("this machine has"), "{}", shown.err);
+}
+
+#[test]
+fn latency_and_bandwidth_are_told_apart() {
+    let latency = |link: &str, how: &str| {
+        let report = plan(&["--ranks", "8", "--link", link, "--parallelism", how]);
+        let rank = &report["chosen"]["ranks"][0];
+        let [all, latency] = ["link_seconds", "link_latency_seconds"].map(|of| rank[of].as_f64().unwrap());
+        assert!(latency < all);
+        (latency, report["chosen"]["exchanges"].as_f64().unwrap())
+    };
+    // An all-reduce of 8 ranks has 6 steps; the gathered logits have 3.
+    let (seconds, exchanges) = latency("25G,10us", "tensor=8");
+    assert!(
+        (seconds / (10e-6 * (6.0 * (exchanges - 1.0) + 3.0)) - 1.0).abs() < 1e-6,
+        "{seconds} {exchanges}"
+    );
+    assert!((latency("400G,10us", "tensor=8").0 / seconds - 1.0).abs() < 1e-9, "whatever the bandwidth");
+}
+
 #[test]
 fn the_link_decides_how_ranks_divide_the_model() {
     let fast = plan(&["--ranks", "4", "--link", "200G,2us"]);
@@ -63,7 +202,7 @@ fn ranks_share_kv_heads_only_where_that_is_asked_for() {
 }
 
 /// Ranks wait for each other after attention and after the feed-forward network, so a rank that must have more heads gets no fewer
-/// columns for it: the vocabulary makes up for its memory.
+/// columns for it: the vocabulary makes up for its memory, as long as the output matrix does not take much longer for it.
 #[test]
 fn columns_are_even_where_heads_cannot_be() {
     let command = ["plan", "--preset", "135m", "--type", "q4_0", "-c", "4096", "-q", "--json"];

@@ -12,6 +12,7 @@ use crate::{
     from_value::FromValue,
     known,
     map::{Access, FileBytes, load},
+    on_demand::DemandReader,
     parse::{self, MetadataEntry, Records, TensorRecord},
     split::SplitName,
     tensor::Tensor,
@@ -66,15 +67,32 @@ struct FilePart {
     data: Data,
     /// The open file, if `data` is mapped.
     mapped: Option<std::fs::File>,
+    /// The file that tensors are read from when they are used; `data` is then only what is before them.
+    reader: Option<DemandReader>,
     records: Records,
+    /// Bytes of the file.
+    length: usize,
 }
 
 impl FilePart {
     fn new(path: Option<PathBuf>, FileBytes { data, mapped }: FileBytes) -> Result<FilePart> {
         match parse::parse(data.as_slice().unwrap_or_default()) {
-            Ok(records) => Ok(FilePart { path, data, mapped, records }),
+            Ok(records) => {
+                let length = data.len();
+                Ok(FilePart { path, data, mapped, reader: None, records, length })
+            }
             Err(error) => Err(Error::Format { path, error }),
         }
+    }
+
+    /// The same with its names and values in memory: of the map, only the places of tensors are used from now on.
+    fn on_demand(mut self) -> FilePart {
+        let Some(file) = self.mapped.take() else { return self };
+        let first = self.records.tensors.iter().map(|tensor| tensor.data.start).min();
+        let header = self.data.slice(0, first.unwrap_or(self.data.len()));
+        self.data = Data::from(header.as_ref().map_or_else(Vec::new, |header| header.bytes().into_owned()));
+        self.reader = Some(DemandReader::new(file));
+        self
     }
 
     fn bytes(&self) -> &[u8] {
@@ -83,6 +101,14 @@ impl FilePart {
 
     fn open(path: &Path, access: Access) -> Result<FilePart> {
         FilePart::new(Some(path.to_owned()), load(path, access)?)
+    }
+
+    /// An error if a tensor could not be read.
+    fn check_read(&self) -> Result<()> {
+        match (&self.reader, &self.path) {
+            (Some(reader), Some(path)) => reader.check(path),
+            _ => Ok(()),
+        }
     }
 
     /// An error if the file has become shorter than its map.
@@ -147,16 +173,35 @@ impl File {
         File::load(path.as_ref(), Access::Read)
     }
 
-    /// An error if a mapped file has become shorter since it was opened. Costs one system call per part.
+    /// As [`open`](File::open), but [`on_demand`](File::on_demand) reads tensors, or parts of them, into memory when they are used:
+    /// none that is not. Once they are read, the file may change on disk.
+    pub fn read_on_demand(path: impl AsRef<Path>) -> Result<File> {
+        File::load(path.as_ref(), Access::OnDemand)
+    }
+
+    /// Bytes of a tensor, as they are to be used: `data` is made of slices of [`Tensor::data`], which are returned as they are. Of a
+    /// file that is [read on demand](File::read_on_demand), they are read when they are first asked for, and in memory then.
+    pub fn on_demand(&self, tensor: &Tensor<'_>, data: Data) -> Data {
+        let reader = self.parts.get(tensor.part()).and_then(|part| part.reader.as_ref());
+        reader.and_then(|reader| Some(reader.part(data.ranges()?))).unwrap_or(data)
+    }
+
+    /// Bytes of tensors that were read on demand.
+    pub fn bytes_read(&self) -> u64 {
+        self.parts.iter().filter_map(|part| part.reader.as_ref()).map(DemandReader::bytes_read).sum()
+    }
+
+    /// An error if a mapped file has become shorter since it was opened, or if tensors could not be read on demand. Costs one system
+    /// call per part.
     pub fn check_mapped(&self) -> Result<()> {
-        self.parts.iter().try_for_each(FilePart::check_mapped)
+        self.parts.iter().try_for_each(|part| part.check_mapped().and_then(|()| part.check_read()))
     }
 
     fn load(path: &Path, access: Access) -> Result<File> {
         let part = FilePart::open(path, access)?;
         let count = part.split_count()?;
         if count == 1 {
-            return File::from_checked_parts(vec![part]);
+            return File::from_checked_parts(vec![part], access);
         }
         let name = SplitName::of(path).filter(|name| u64::from(name.count) == count);
         let Some(name) = name else {
@@ -168,7 +213,7 @@ impl File {
             Some(part) => Ok(part),
             None => FilePart::open(&name.path_of(number), access),
         });
-        File::from_checked_parts(parts.collect::<Result<_>>()?)
+        File::from_checked_parts(parts.collect::<Result<_>>()?, access)
     }
 
     /// Reads a model from memory.
@@ -183,10 +228,10 @@ impl File {
         let parts = parts
             .into_iter()
             .map(|bytes| FilePart::new(None, FileBytes { data: Data::new(Arc::new(bytes)), mapped: None }));
-        File::from_checked_parts(parts.collect::<Result<_>>()?)
+        File::from_checked_parts(parts.collect::<Result<_>>()?, Access::Read)
     }
 
-    fn from_checked_parts(parts: Vec<FilePart>) -> Result<File> {
+    fn from_checked_parts(parts: Vec<FilePart>, access: Access) -> Result<File> {
         check_split(&parts)?;
         let mut tensors = Vec::new();
         for (index, part) in parts.iter().enumerate() {
@@ -197,6 +242,10 @@ impl File {
             let slices = slices.flatten().enumerate();
             tensors.extend(slices.map(|(place, data)| FileLocation { part: index, index: place, data }));
         }
+        let parts = match access {
+            Access::OnDemand => parts.into_iter().map(FilePart::on_demand).collect(),
+            Access::Map | Access::Read => parts,
+        };
         let mut file = File { parts, tensors_by_name: (0..tensors.len()).collect(), tensors };
         let mut order = std::mem::take(&mut file.tensors_by_name);
         order.sort_by_key(|index| file.tensor_name(*index));
@@ -258,7 +307,7 @@ impl File {
 
     /// The total size of all files.
     pub fn byte_len(&self) -> u64 {
-        self.parts.iter().map(|part| part.bytes().len() as u64).sum()
+        self.parts.iter().map(|part| part.length as u64).sum()
     }
 
     /// Keys and values in the order of the file; of a split model, those of the first part.

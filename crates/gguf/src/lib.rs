@@ -41,6 +41,7 @@ mod file;
 mod from_value;
 mod known;
 mod map;
+mod on_demand;
 mod owned;
 mod parse;
 mod split;

@@ -25,6 +25,8 @@ pub(crate) enum Access {
     Map,
     /// They are read.
     Read,
+    /// They are mapped to parse them, and tensors are read when they are used.
+    OnDemand,
 }
 
 /// The bytes of a regular file.

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::dtype::DType;
@@ -34,6 +35,24 @@ impl Data {
     pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Data {
         let len = (*owner).as_ref().len();
         Data { pieces: Pieces::One { owner, start: 0 }, len }
+    }
+
+    /// `len` bytes that `owner` has; it is not asked for them before they are needed. If it then has fewer, this data is empty, as
+    /// [`Data::bytes`] says.
+    pub fn deferred(owner: Arc<dyn AsRef<[u8]> + Send + Sync>, len: usize) -> Data {
+        Data { pieces: Pieces::One { owner, start: 0 }, len }
+    }
+
+    /// Where the bytes are in the memory of their owners: the first and the number of each piece. `None` for transposed data.
+    pub fn ranges(&self) -> Option<Vec<Range<usize>>> {
+        match &self.pieces {
+            Pieces::One { start, .. } => Some(std::iter::once(*start..*start + self.len).collect()),
+            Pieces::Joined(pieces) => {
+                let ranges: Option<Vec<_>> = pieces.iter().map(Data::ranges).collect();
+                ranges.map(|ranges| ranges.into_iter().flatten().collect())
+            }
+            Pieces::Transposed(_) => None,
+        }
     }
 
     /// The bytes of several, one after the other. They stay where they are, until [`Data::bytes`] asks for them.
@@ -177,6 +196,24 @@ mod tests {
         assert!(part.slice(usize::MAX, 2).is_none());
         assert!(part.same(&data.slice(1, 2).unwrap()));
         assert!(!part.same(&data));
+    }
+
+    #[test]
+    fn deferred_bytes_are_asked_for_when_they_are_needed() {
+        struct Owner(std::sync::atomic::AtomicUsize);
+        impl AsRef<[u8]> for Owner {
+            fn as_ref(&self) -> &[u8] {
+                self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                &[1, 2, 3, 4]
+            }
+        }
+        let owner = Arc::new(Owner(0.into()));
+        let data = Data::deferred(Arc::<Owner>::clone(&owner), 4);
+        let joined = Data::joined(vec![data.slice(2, 2).unwrap(), data.slice(0, 1).unwrap()]);
+        assert_eq!(joined.ranges().unwrap(), [2..4, 0..1]);
+        assert_eq!(owner.0.load(std::sync::atomic::Ordering::Relaxed), 0);
+        assert_eq!(*joined.bytes(), [3, 4, 1]);
+        assert!(Data::deferred(owner, 5).bytes().is_empty(), "fewer than were said");
     }
 
     #[test]

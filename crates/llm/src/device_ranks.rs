@@ -52,7 +52,8 @@ impl Placement {
             in_process(accelerators.len(), Limits::default()).into_iter().zip(accelerators)
         {
             let communicator: Arc<dyn Communicator> = Arc::new(rank);
-            let part = model.clone().with_uneven_ranks(communicator, Parallelism::TENSOR, &speeds)?;
+            let parallelism = Parallelism { cache: Some(options.cache_rows(model)?), ..Parallelism::TENSOR };
+            let part = model.clone().with_uneven_ranks(communicator, parallelism, &speeds)?;
             ranks.push((part, Devices::new([Arc::clone(accelerator)], cpu.open(true)?)?));
         }
         let placement = Placement { tensor_split: Vec::new(), ..self.clone() };

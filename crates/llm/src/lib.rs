@@ -83,11 +83,11 @@ pub use engine::{
 pub use error::{Error, LogitsError, Result};
 pub use generator::{Generator, GeneratorOptions, PrefillObserver, PrefillProgress, RequestOptions};
 pub use hyperparameters::{
-    AttentionTemperature, Experts, Gating, Hyperparameters, LatentAttention, LayerShape, LinearAttention,
-    NormKind, ParallelStreams, Pooling, RecurrentShape, WindowSpan,
+    AttentionTemperature, CacheRows, Experts, Gating, Hyperparameters, LatentAttention, LayerShape,
+    LinearAttention, NormKind, ParallelStreams, Pooling, RecurrentShape, WindowSpan,
 };
 pub use model::Model;
 pub use neurons::NeuronCounts;
 pub use placement::{GpuLayers, Placement};
-pub use ranks::{Grid, Link, Parallelism, RankShare, RequestLoad};
+pub use ranks::{Grid, Link, MOST_HELD, Parallelism, RankShare, RequestLoad, within_share};
 pub use state_error::StateError;

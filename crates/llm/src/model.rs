@@ -10,9 +10,9 @@ use sha2::{Digest, Sha256};
 
 use crate::adapter::Adapter;
 use crate::constraint::ConstraintEngine;
-use crate::hyperparameters::{AttentionTemperature, Hyperparameters, LayerCaches};
+use crate::hyperparameters::{AttentionTemperature, CacheRows, Hyperparameters, LayerCaches};
 use crate::models::{self, GraphShape};
-use crate::ranks::{Parallelism, RankShare};
+use crate::ranks::{Parallelism, RankShare, WholeModel};
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 use crate::tools::{Tool, ToolCallParser, ToolFormat};
@@ -62,7 +62,7 @@ impl Model {
     /// Opens a GGUF file (of a split model, any part) and checks its metadata and vocabulary, and that every tensor
     /// exists with the right shape and a supported type. The values of the weights are not read: the file is
     /// memory-mapped and must not be modified in place while the model is used. `Model::from_file(File::read(path)?)`
-    /// reads it into memory instead.
+    /// reads it into memory instead, and with `File::read_on_demand` those of its tensors, or parts of them, that are used.
     pub fn open(path: impl AsRef<Path>) -> Result<Model> {
         Model::from_file(File::open(path)?)
     }
@@ -157,12 +157,13 @@ impl Model {
         for tensor in self.inner.file.tensors() {
             let (name, dtype, dims) = (tensor.name(), tensor.dtype().id(), tensor.shape().dims().to_vec());
             hash.update(format!("{name:?} {dtype} {dims:?} "));
-            let bytes = tensor.bytes();
-            let last = bytes.len().saturating_sub(IDENTITY_BYTES);
+            let last = tensor.byte_len().saturating_sub(IDENTITY_BYTES);
             let inner = places - 1;
             for start in (0..inner).map(|place| last / inner * place).chain([last]) {
-                let end = bytes.len().min(start + IDENTITY_BYTES);
-                hash.update(bytes.get(start..end).unwrap_or_default());
+                let length = (tensor.byte_len() - start).min(IDENTITY_BYTES);
+                let sample = tensor.data().slice(start, length);
+                let sample = sample.map(|sample| self.inner.file.on_demand(&tensor, sample));
+                hash.update(sample.as_ref().map_or_else(Default::default, quadriga_graph::Data::bytes));
             }
         }
         hash.finalize().into()
@@ -249,7 +250,9 @@ impl Model {
         if !self.adapters.is_empty() {
             return Err(Error::Ranks { reason: "adapters cannot be divided yet".to_owned() });
         }
-        let share = RankShare::new(&self.inner.file, &self.inner.hyper, communicator, parallelism, speeds)?;
+        let cache = parallelism.cache.unwrap_or_else(|| CacheRows::of_one_sequence(&self.inner.hyper));
+        let whole = WholeModel::new(&self.inner.file, &self.inner.hyper, &cache);
+        let share = RankShare::new(&whole, communicator, parallelism, speeds)?;
         let model = Model { ranks: Some(Arc::new(share)), ..self };
         model.graph(GraphShape::new(1, 1))?;
         Ok(model)

@@ -133,6 +133,62 @@ fn the_ranks_of_a_pipeline_compute_the_same_bits_as_one() {
     }
 }
 
+/// Stages compute parts of a prompt at once, at least 64 tokens each: with quantized weights, other batches give other bits.
+#[test]
+fn a_long_prompt_has_the_bits_of_one_rank_with_the_batches_of_the_pipeline() {
+    let recipe = Recipe { layers: 4, context: 1024, ..Recipe::wide("llama", DType::Q4_K) };
+    let (model, tokens) = (recipe.model(), recipe.tokens(700));
+    let run = |engine: &mut Engine| {
+        engine.feed(&tokens).unwrap();
+        let first = engine.logits(0).to_vec();
+        engine.feed(&tokens[..1]).unwrap();
+        [first, engine.logits(0).to_vec()]
+    };
+    let batch = |batch: usize| EngineOptions { batch, ..f32_options() };
+    // An eighth of the prompt on two stages, and a sixteenth on four, as powers of two of at least 64.
+    for (stages, given, used) in [(2, 512, 64), (4, 512, 64), (2, 32, 32), (1, 512, 512)] {
+        let wanted = run(&mut engine_on(cpu(1), model.clone(), batch(used)));
+        let found = on_ranks(&model, stages, Parallelism::PIPELINE, &batch(given), run);
+        assert!(found == wanted, "{stages} stages with -b {given} and one with -b {used}");
+    }
+}
+
+#[test]
+fn a_rank_reads_its_part_of_the_file_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let recipe = Recipe { layers: 4, vocabulary: 512, ..Recipe::wide("llama", DType::Q8_0) };
+    std::fs::write(&path, recipe.parts().bytes()).unwrap();
+    let (model, tokens) = (Model::open(&path).unwrap(), recipe.tokens(40));
+    let run = |engine: &mut Engine| conversation(engine, &tokens);
+    let whole: u64 = model.file().tensors().map(|tensor| tensor.byte_len() as u64).sum();
+    for (parallelism, size) in [
+        (Parallelism::TENSOR, 1),
+        (Parallelism::TENSOR, 2),
+        (Parallelism::PIPELINE, 2),
+        (Parallelism::PIPELINE, 4),
+    ] {
+        let wanted = on_ranks(&model, size, parallelism, &f32_options(), run);
+        let opened = std::sync::Mutex::new(Vec::new());
+        let divide = |communicator: Arc<dyn Communicator>| {
+            let file = quadriga_gguf::File::read_on_demand(&path).unwrap();
+            let model = Model::from_file(file).unwrap();
+            assert_eq!(model.file().bytes_read(), 0, "opening reads no weights");
+            let model = model.with_ranks(communicator, parallelism).unwrap();
+            opened.lock().unwrap().push(model.clone());
+            model
+        };
+        let found = on_ranks_of(divide, size, &f32_options(), run);
+        assert!(found == wanted, "{parallelism} on {size}");
+        let read: Vec<u64> = opened.lock().unwrap().iter().map(|model| model.file().bytes_read()).collect();
+        // Norms are on every rank that divides layers.
+        let all = read.iter().sum::<u64>();
+        assert!(all >= whole && all <= whole + whole / 50, "{parallelism}: {read:?} of {whole}");
+        let most = *read.iter().max().unwrap() as f64;
+        assert!(most <= 1.3 * whole as f64 / size as f64, "{parallelism}: {read:?} of {whole}");
+    }
+}
+
 #[test]
 fn many_requests_are_answered_by_several_ranks_as_by_one() {
     for (seed, recipe) in (80..).zip([recipe("llama"), recipe("qwen3")]) {

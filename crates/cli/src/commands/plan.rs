@@ -3,11 +3,13 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 
+use quadriga_cluster::Planned;
 use quadriga_graph::{DType, PAGE_SLOTS};
 use quadriga_llm::serving::BatcherOptions;
-use quadriga_llm::{EngineOptions, Link};
-use quadriga_runtime::{BackendLine, Explanation, Plan};
+use quadriga_llm::{EngineOptions, Link, Parallelism};
+use quadriga_runtime::{Backend, BackendLine, Explanation, Plan};
 use quadriga_view::format::plural;
 use quadriga_view::{Limits, Picture, SplitPicture};
 
@@ -54,9 +56,18 @@ pub(crate) struct PlanArgs {
         value_name = "N",
         allow_negative_numbers = true,
         value_parser = values::at_least_one,
-        conflicts_with_all = ["nodes", "dot", "html", "svg", "split", "check", "instance"]
+        conflicts_with = "instance"
     )]
     ranks: Option<usize>,
+    /// Show the plan of one rank of --ranks, counted from 0, as that of one machine
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "ranks",
+        allow_negative_numbers = true,
+        value_parser = values::whole
+    )]
+    rank: Option<usize>,
     /// Link between the ranks of --ranks: bits per second and perhaps a latency, such as 25G or 100G,2us, or memory
     #[arg(long, value_name = "RATE", requires = "ranks", default_value = "25G", value_parser = Link::from_str)]
     link: Link,
@@ -109,6 +120,31 @@ pub(crate) struct PlanArgs {
     capacity: Option<u64>,
 }
 
+impl PlanArgs {
+    /// An error if a rank is missing, or is not one of those that there are.
+    fn check_ranks(&self) -> Outcome {
+        let (Some(ranks), rank) = (self.ranks, self.rank) else { return Ok(()) };
+        if let Some(rank) = rank.filter(|rank| *rank >= ranks) {
+            let last = ranks.saturating_sub(1);
+            return Err(Failure::Usage(format!("--rank {rank}: --ranks {ranks} has ranks 0 to {last}")));
+        }
+        let of_one = [
+            ("--nodes", self.nodes),
+            ("--dot", self.dot),
+            ("--html", self.html.is_some()),
+            ("--svg", self.svg.is_some()),
+            ("--split", self.split.is_some()),
+            ("--check", self.check),
+        ];
+        match of_one.into_iter().find(|(_, is_given)| *is_given && rank.is_none()) {
+            Some((option, _)) => {
+                Err(Failure::Usage(format!("{option} shows one plan: name a rank of --ranks with --rank N")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
 /// Heading of the help text.
 const PACKING: &str = "Packing options";
 
@@ -124,6 +160,7 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
             return Err(Failure::Usage(format!("{option} needs --instance FILE.csv, which it is for")));
         }
     }
+    arguments.check_ranks()?;
     let folder =
         tempfile::tempdir().map_err(|error| Failure::file("create", &std::env::temp_dir(), &error))?;
     let outline = arguments.preset.map(|preset| synth::outline(preset, arguments.dtype, folder.path()));
@@ -139,18 +176,42 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
             BatcherOptions { engine, ..BatcherOptions::default() }.for_model(&opened)?.engine
         }
     };
-    let prepared = model.place_on(opened, opening, &engine, Some(devices))?;
-    if let Some(ranks) = arguments.ranks {
+    // Ranks hold parts of what the whole would need.
+    let whole = if arguments.ranks.is_some() { model.silent() } else { model.clone() };
+    let prepared = whole.place_on(opened, opening, &engine, Some(devices))?;
+    let prepared = if let Some(ranks) = arguments.ranks {
         let rates = |ranks: usize| known_limits::rates_of_ranks(model.cache_dir(), &prepared.devices, ranks);
         let requests = arguments.parallel.unwrap_or(1);
         let report =
             RankReport::new(&prepared, model.parallelism, (ranks, requests), (arguments.link, &rates))?;
-        return match &arguments.json {
-            Some(path) if path != Path::new("-") => AtomicFile::write_text(path, &report.json()),
-            Some(_) => Ok(writeln!(io::stdout().lock(), "{}", report.json())?),
-            None => report.print(&mut Escaping(io::stdout().lock())),
+        let Some(rank) = arguments.rank else {
+            let free = prepared.devices.cpu().device().free_bytes;
+            if let Some(shortage) = report.shortage(free).filter(|_| !model.quiet) {
+                note!("quadriga: {shortage}");
+            }
+            return match &arguments.json {
+                Some(path) if path != Path::new("-") => AtomicFile::write_text(path, &report.json()),
+                Some(_) => Ok(writeln!(io::stdout().lock(), "{}", report.json())?),
+                None => report.print(&mut Escaping(io::stdout().lock())),
+            };
         };
-    }
+        let grid = report.grid();
+        let parallelism = Parallelism {
+            tensor: Some(grid.tensor),
+            pipeline: Some(grid.pipeline),
+            cache: Some(prepared.options.cache_rows(&prepared.model)?),
+            ..model.parallelism
+        };
+        let communicator = Arc::new(Planned::new(rank, ranks, grid.tensor));
+        let Prepared { model: opened, devices, options, opening, .. } = prepared;
+        let part = opened.with_ranks(communicator, parallelism)?;
+        if let Some(share) = part.ranks().filter(|_| !model.quiet) {
+            note!("quadriga: rank {rank} of {ranks} ({grid}) has {}", share.describe());
+        }
+        model.place_on(part, opening, &options, Some(devices))?
+    } else {
+        prepared
+    };
     let plan = &prepared.placed.forecast;
     if arguments.check {
         plan.check().map_err(|error| Failure::Message(format!("invalid plan: {error}")))?;

@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-use quadriga_llm::placement::{GridPlan, Placement};
-use quadriga_llm::{Grid, Link, Parallelism};
+use quadriga_llm::placement::{GridPlan, Placement, RankPlan};
+use quadriga_llm::{Grid, Link, MOST_HELD, Parallelism, within_share};
 use quadriga_runtime::Rates;
 use quadriga_view::format::{count, plural, seconds};
 use serde::Serialize;
@@ -52,12 +52,17 @@ impl RankReport {
                 Err(error) => refused.push((grid.to_string(), error.to_string())),
             }
         }
-        let fastest = (0..plans.len()).max_by(|a, b| {
-            let speed = |index: &usize| plans.get(*index).map_or(0.0, |plan| plan.requests_tokens_per_second);
-            let own_keys = |index: &usize| plans.get(*index).is_some_and(|plan| !plan.shares_keys);
-            // Of equals, the first: the widest.
-            own_keys(a).cmp(&own_keys(b)).then(speed(a).total_cmp(&speed(b))).then(b.cmp(a))
-        });
+        // As ranks choose: those with KV heads of their own, if there are any, and of nearly equal speeds those within their share.
+        let all_share = plans.iter().all(|plan| plan.shares_keys);
+        let candidates: Vec<usize> = (0..plans.len())
+            .filter(|index| all_share || plans.get(*index).is_some_and(|plan| !plan.shares_keys))
+            .collect();
+        let costs: Vec<(f64, f64)> = candidates
+            .iter()
+            .filter_map(|index| plans.get(*index))
+            .map(|plan| (1.0 / plan.requests_tokens_per_second.max(f64::MIN_POSITIVE), plan.largest_share))
+            .collect();
+        let fastest = within_share(&costs).and_then(|place| candidates.get(place).copied());
         let Some(fastest) = fastest else {
             let reason = refused.into_iter().next().map(|(_, reason)| reason);
             let none = || format!("{parallelism} is not a division of {}", plural(ranks, "rank", "ranks"));
@@ -66,6 +71,31 @@ impl RankReport {
         let chosen = plans.remove(fastest);
         let alone = plan(Grid { tensor: 1, pipeline: 1 })?;
         Ok(RankReport { chosen, alone, others: plans, refused, link })
+    }
+
+    /// The division that was chosen.
+    pub(crate) fn grid(&self) -> Grid {
+        Grid { tensor: self.chosen.tensor, pipeline: self.chosen.pipeline }
+    }
+
+    /// Whether another division was left because of the memory of its ranks.
+    fn is_faster_and_uneven(&self, other: &GridPlan) -> bool {
+        other.requests_tokens_per_second > self.chosen.requests_tokens_per_second
+            && other.largest_share > self.chosen.largest_share
+            && !other.shares_keys
+    }
+
+    /// A warning if the rank that needs most has not so much memory here.
+    pub(crate) fn shortage(&self, free: Option<u64>) -> Option<String> {
+        let total = |rank: &RankPlan| rank.weights + rank.cache + rank.compute;
+        let largest = self.chosen.ranks.iter().max_by_key(|rank| total(rank))?;
+        let free = free.filter(|free| total(largest) > *free)?;
+        Some(format!(
+            "rank {} needs {}, and this machine has {} free; more ranks or a smaller context (-c) need less",
+            largest.rank,
+            size::text(total(largest)),
+            size::text(free)
+        ))
     }
 
     pub(crate) fn json(&self) -> String {
@@ -98,8 +128,15 @@ impl RankReport {
             )?;
         }
         writeln!(out)?;
-        let most =
-            |of: fn(&quadriga_llm::placement::RankPlan) -> f64| ranks.iter().map(of).fold(0.0, f64::max);
+        if self.chosen.largest_share > MOST_HELD {
+            writeln!(
+                out,
+                "A rank holds up to {:.2} times its share of weights and KV cache: {}.",
+                self.chosen.largest_share,
+                self.chosen.uneven.join("; ")
+            )?;
+        }
+        let most = |of: fn(&RankPlan) -> f64| ranks.iter().map(of).fold(0.0, f64::max);
         writeln!(
             out,
             "A token takes {} of compute and {} on the link ({}, {}B sent by a rank){}.",
@@ -122,6 +159,9 @@ impl RankReport {
                 "With more ranks than KV heads, several would have the same part of the KV cache: only --parallelism tensor=N does that"
             }
             (true, ..) => "It is the only division that the model and the options allow",
+            (false, ..) if self.others.iter().any(|other| self.is_faster_and_uneven(other)) => {
+                "Another division is a little faster, but has ranks that hold more than their share of weights and KV cache"
+            }
             (false, true, _) => "Ranks that divide each layer read their parts at the same time",
             (false, false, false) => "Over this link, to divide each layer would cost more than it saves",
             (false, false, true) => {

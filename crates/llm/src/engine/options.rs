@@ -7,7 +7,7 @@ use quadriga_runtime::Scheduler;
 
 use super::recurrent::RecurrentRows;
 use crate::adapter::Adapter;
-use crate::hyperparameters::{Hyperparameters, LayerShape};
+use crate::hyperparameters::{CacheRows, DEFAULT_CONTEXT, Hyperparameters, LayerShape};
 use crate::models::{GraphShape, LayerSet, NeuronMode, Neurons, PageTable, PromptParts, WindowCache};
 use crate::{Error, Model, NeuronCounts, Result};
 
@@ -110,9 +110,6 @@ impl Default for EngineOptions {
         }
     }
 }
-
-/// The limit for a context size that comes from the model file: the KV cache is allocated for all of it.
-const DEFAULT_CONTEXT: usize = 4096;
 
 /// Pages before those of sequences: rows that only fill up a batch write there, each to a slot of its own.
 pub(crate) const SCRAP_PAGES: usize = 8;
@@ -515,6 +512,22 @@ impl EngineOptions {
             0 => self.context * self.sequences,
             _ => self.all_pages().unwrap_or(0) * PAGE_SLOTS,
         }
+    }
+
+    /// The rows of a model's caches with these options.
+    ///
+    /// # Errors
+    /// The options do not fit the model.
+    pub fn cache_rows(&self, model: &Model) -> Result<CacheRows> {
+        let options = self.clone().resolve(model)?;
+        let full = options.cache_slots();
+        Ok(CacheRows {
+            full,
+            windows: options.window_cache(model.hyperparameters()).map_or(full, |cache| cache.rows),
+            states: options.state_rows(),
+            keys: options.cache_keys,
+            values: options.cache_values,
+        })
     }
 
     /// What the states of recurrent layers take; `None` if there are none. The options must be resolved for the model.

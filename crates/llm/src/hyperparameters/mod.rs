@@ -1,6 +1,7 @@
 //! A model's hyperparameters: read from the metadata of its file, and checked.
 
 mod biases;
+mod cache_rows;
 mod experts;
 mod keys;
 mod latent;
@@ -20,6 +21,8 @@ use std::ops::Range;
 use quadriga_graph::Pairing;
 
 pub(crate) use self::biases::require_bias;
+pub use self::cache_rows::CacheRows;
+pub(crate) use self::cache_rows::DEFAULT_CONTEXT;
 pub(crate) use self::experts::ExpertDefaults;
 pub use self::experts::{Experts, Gating};
 pub(crate) use self::keys::Keys;

@@ -248,7 +248,7 @@ impl Placement {
 
     /// The same within budgets.
     fn shares_within(&self, model: &Model, devices: &Devices, room: &[Option<u64>]) -> Vec<f64> {
-        let bytes = model.file().tensors().map(|tensor| tensor.data().len() as u64).sum();
+        let bytes = model.file().tensors().map(|tensor| tensor.byte_len() as u64).sum();
         shares(&self.tensor_split, &self.rates_of(devices), room, bytes)
     }
 

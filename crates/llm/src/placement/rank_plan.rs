@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use quadriga_cluster::Planned;
 use quadriga_graph::{Collective, CollectiveKind, Op};
-use quadriga_runtime::{Cost, Plan, Rates};
+use quadriga_runtime::{BackendBytes, Cost, Plan, Rates};
 use serde::Serialize;
 
 use super::estimate::usual_slots;
@@ -12,7 +12,7 @@ use super::expert_ranks::DividedExperts;
 use super::{BatchEstimate, Devices, PlacedModel, Placement, SlotHits};
 use crate::engine::EngineOptions;
 use crate::model::Model;
-use crate::ranks::{Grid, Link, MicroBatches, Parallelism};
+use crate::ranks::{Grid, Link, MOST_HELD, MicroBatches, Parallelism};
 use crate::{Engine, Result};
 
 /// What one of several ranks would hold and do.
@@ -34,6 +34,8 @@ pub struct RankPlan {
     pub compute_seconds: f64,
     /// Seconds in which the link exchanges data for it.
     pub link_seconds: f64,
+    /// Those of them that are latency, whatever the bandwidth.
+    pub link_latency_seconds: f64,
     /// Seconds of both for a batch of a prompt.
     pub prompt_seconds: f64,
     /// Seconds of both for a micro-batch: a token of each of a stage's share of the requests.
@@ -49,6 +51,10 @@ pub struct GridPlan {
     pub pipeline: usize,
     /// Whether several ranks have the same KV heads, because there are fewer than ranks: their cache is more than a share each.
     pub shares_keys: bool,
+    /// The most weights and KV cache that a rank holds, as a multiple of its share: of what one rank alone would hold.
+    pub largest_share: f64,
+    /// Why that is more than a share and 5 %, where it is.
+    pub uneven: Vec<String>,
     /// Each rank.
     pub ranks: Vec<RankPlan>,
     /// Collectives and messages of a rank for a token, the most of all.
@@ -69,6 +75,7 @@ struct Exchanges {
     count: usize,
     bytes: f64,
     seconds: f64,
+    latency: f64,
 }
 
 impl Exchanges {
@@ -78,16 +85,18 @@ impl Exchanges {
         for node in graph.node_ids() {
             let Op::Collective(Collective { ranks, kind }) = graph[node].op() else { continue };
             let bytes = graph[graph[node].output()].bytes() as f64;
-            let seconds = match kind {
-                CollectiveKind::AllReduce => link.all_reduce(ranks.count, bytes),
-                CollectiveKind::AllGather { .. } => link.all_gather(ranks.count, bytes),
-                CollectiveKind::Send { .. } => link.send(bytes),
+            let take = |bytes: f64| match kind {
+                CollectiveKind::AllReduce => Some(link.all_reduce(ranks.count, bytes)),
+                CollectiveKind::AllGather { .. } => Some(link.all_gather(ranks.count, bytes)),
+                CollectiveKind::Send { .. } => Some(link.send(bytes)),
                 // The sender counts a message. Models have no others.
-                _ => continue,
+                _ => None,
             };
+            let (Some(seconds), Some(latency)) = (take(bytes), take(0.0)) else { continue };
             all.count += 1;
             all.bytes += Cost::of(graph, node).sent as f64;
             all.seconds += seconds;
+            all.latency += latency;
         }
         all
     }
@@ -113,11 +122,16 @@ impl Placement {
             let in_turn = |rates: &mut Rates| rates.read_curve = rates.read_curve.in_turn(grid.pipeline);
             rates.iter_mut().for_each(in_turn);
         }
-        let parallelism =
-            Parallelism { tensor: Some(grid.tensor), pipeline: Some(grid.pipeline), ..Parallelism::AUTO };
+        let parallelism = Parallelism {
+            tensor: Some(grid.tensor),
+            pipeline: Some(grid.pipeline),
+            cache: Some(options.cache_rows(model)?),
+            ..Parallelism::AUTO
+        };
         let micro_batches = MicroBatches::new(requests, grid.pipeline);
         let mut ranks = Vec::new();
         let (mut exchanges, mut batch, mut shares_keys) = (0, 1, false);
+        let mut uneven = Vec::new();
         for rank in 0..grid.ranks() {
             let planned = Arc::new(Planned::new(rank, grid.ranks(), grid.tensor));
             let part = model.clone().with_ranks(planned, parallelism)?;
@@ -144,22 +158,30 @@ impl Placement {
                 }
             };
             let (prompt_seconds, prompt_exchanged) = estimate(options.batch, 1, options.batch)?;
-            let forecast = Engine::forecast(&part, &placed.scheduler, options.clone())?.explain();
-            let sum = |of: &dyn Fn(&quadriga_runtime::BackendBytes) -> u64| {
-                forecast.backends.iter().map(|backend| of(&backend.bytes)).sum::<u64>()
-            };
+            let forecast = Engine::forecast(&part, &placed.scheduler, options.clone())?;
+            let sum = |of: fn(&BackendBytes) -> u64| forecast.bytes().iter().map(of).sum::<u64>();
             exchanges = exchanges.max(exchanged.count);
+            if let Some(share) = part.ranks() {
+                uneven.extend(
+                    share
+                        .why_uneven()
+                        .into_iter()
+                        .filter(|reason| !uneven.contains(reason))
+                        .collect::<Vec<_>>(),
+                );
+            }
             shares_keys |= part.ranks().is_some_and(|share| share.shares_keys());
             batch = options.batch;
             ranks.push(RankPlan {
                 rank,
                 holds: part.ranks().map(|share| share.describe()).unwrap_or_default(),
-                weights: sum(&|bytes| bytes.weights + bytes.mapped),
-                cache: sum(&|bytes| bytes.state),
-                compute: sum(&|bytes| bytes.compute + bytes.work),
+                weights: sum(|bytes| bytes.weights + bytes.mapped),
+                cache: sum(|bytes| bytes.state),
+                compute: sum(|bytes| bytes.compute + bytes.work),
                 sent_per_token: exchanged.bytes as u64,
                 compute_seconds,
                 link_seconds: exchanged.seconds,
+                link_latency_seconds: exchanged.latency,
                 prompt_seconds: prompt_seconds + prompt_exchanged.seconds,
                 step_seconds: step_seconds + step_exchanged,
             });
@@ -171,10 +193,21 @@ impl Placement {
         let prompt = stages().map(|stage| slowest(stage, |rank| rank.prompt_seconds)).fold(0.0, f64::max);
         let round = micro_batches.seconds(stages().map(|stage| slowest(stage, |rank| rank.step_seconds)));
         let Grid { tensor, pipeline } = grid;
+        let whole = Engine::forecast(model, &placed.scheduler, options.clone().resolve(model)?)?;
+        let whole: u64 = whole.bytes().iter().map(|bytes| bytes.weights + bytes.mapped + bytes.state).sum();
+        let most = ranks.iter().map(|rank| rank.weights + rank.cache).max().unwrap_or(0);
+        let largest_share = most as f64 * ranks.len() as f64 / whole.max(1) as f64;
+        if largest_share <= MOST_HELD {
+            uneven.clear();
+        } else if uneven.is_empty() {
+            uneven.push("layers, heads and experts are not divided more finely".to_owned());
+        }
         Ok(GridPlan {
             tensor,
             pipeline,
             shares_keys,
+            largest_share,
+            uneven,
             exchanges,
             decode_tokens_per_second: 1.0 / decode.max(1e-12),
             requests,

@@ -3,8 +3,9 @@
 use quadriga_gguf::{File, Tensor};
 use quadriga_runtime::{DeviceKind, Rates};
 
-use super::division::head_tensor;
 use super::parallelism::MicroBatches;
+use super::stages::MOST_HELD;
+use super::whole_model::head_tensor;
 use super::{Grid, Link, RequestLoad};
 use crate::hyperparameters::Hyperparameters;
 
@@ -81,17 +82,26 @@ impl TokenWork {
     }
 }
 
-/// The index of the choice whose seconds exceed the least of all choices by the smallest factor, in the worse of two cases; of equals
-/// the first.
-pub(super) fn least_regret(choices: &[[f64; 2]]) -> Option<usize> {
+/// The factors by which the seconds of choices exceed the least of all, in the worse of two cases.
+pub(super) fn regrets(choices: &[[f64; 2]]) -> Vec<f64> {
     let least = |case: fn(&[f64; 2]) -> f64| choices.iter().map(case).fold(f64::INFINITY, f64::min);
     let [few, many] = [least(|[few, _]| *few), least(|[_, many]| *many)];
-    let regret = |[own_few, own_many]: &[f64; 2]| (own_few / few).max(own_many / many);
-    let mut best: Option<(usize, f64)> = None;
-    for (index, choice) in choices.iter().enumerate() {
-        let regret = regret(choice);
-        if best.is_none_or(|(_, least)| regret < least) {
-            best = Some((index, regret));
+    choices.iter().map(|[own_few, own_many]| (own_few / few).max(own_many / many)).collect()
+}
+
+/// Choices that take at most this many times as long as the fastest are nearly as fast.
+const NEARLY: f64 = 1.1;
+
+/// The index of a choice, of which each has a time and the most that a rank holds as a multiple of its share: of those that are nearly
+/// as fast as the fastest, the fastest that holds at most a share and 5 %, or else the one that holds least; of equals the first.
+pub fn within_share(choices: &[(f64, f64)]) -> Option<usize> {
+    let fastest = choices.iter().map(|(time, _)| *time).fold(f64::INFINITY, f64::min);
+    let mut best: Option<(usize, [f64; 2])> = None;
+    for (index, (time, held)) in choices.iter().enumerate().filter(|(_, (time, _))| *time <= NEARLY * fastest)
+    {
+        let cost = if *held <= MOST_HELD { [0.0, *time] } else { [*held, *time] };
+        if best.is_none_or(|(_, least)| cost < least) {
+            best = Some((index, cost));
         }
     }
     best.map(|(index, _)| index)
@@ -122,8 +132,11 @@ mod tests {
 
     #[test]
     fn a_pipeline_is_for_many_requests_and_divided_layers_are_for_one() {
-        let chosen =
-            |link: Link, load: RequestLoad| GRIDS[least_regret(&seconds(link, load)).unwrap()].pipeline;
+        let chosen = |link: Link, load: RequestLoad| {
+            let choices: Vec<(f64, f64)> =
+                regrets(&seconds(link, load)).into_iter().map(|regret| (regret, 1.0)).collect();
+            GRIDS[within_share(&choices).unwrap()].pipeline
+        };
         assert_eq!(chosen(Link::MEMORY, RequestLoad::ONE), 1);
         assert_eq!(
             chosen(Link::NETWORK, RequestLoad::constant(64)),
@@ -162,9 +175,18 @@ mod tests {
     }
 
     #[test]
+    fn of_nearly_equal_times_memory_decides() {
+        assert_eq!(within_share(&[(1.0, 1.3), (1.09, 1.04), (1.05, 1.05), (1.2, 1.0)]), Some(2));
+        assert_eq!(within_share(&[(1.0, 1.3), (1.09, 1.2), (1.2, 1.0)]), Some(1), "none holds a share only");
+        assert_eq!(within_share(&[(2.0, 1.0), (2.0, 1.0)]), Some(0));
+        assert_eq!(within_share(&[(1.0, 3.0), (1.2, 1.0)]), Some(0), "that is not nearly as fast");
+        assert_eq!(within_share(&[]), None);
+    }
+
+    #[test]
     fn the_worse_case_decides() {
-        assert_eq!(least_regret(&[[1.0, 4.0], [1.5, 2.0], [9.0, 1.9]]), Some(1));
-        assert_eq!(least_regret(&[[2.0, 2.0], [2.0, 2.0]]), Some(0));
-        assert_eq!(least_regret(&[]), None);
+        let found = regrets(&[[1.0, 4.0], [1.5, 2.0], [9.0, 1.9]]);
+        assert_eq!(found, [4.0 / 1.9, 1.5, 9.0]);
+        assert!(regrets(&[]).is_empty());
     }
 }

@@ -5,14 +5,15 @@
 
 use std::ops::Range;
 
-use quadriga_gguf::{File, Tensor};
+use quadriga_gguf::File;
 use quadriga_graph::DType;
 
 use super::Cut;
+use super::comparison::within_share;
 use super::cuts::{Along, ArchitectureCuts, PartCut, Unit, is_summed};
-use super::layer_parts::{LayerParts, LayerRanges, RankRanges, balanced, bytes_of, refused, slowest};
+use super::layer_parts::{LayerParts, LayerRanges, RankRanges, balanced, refused, slowest};
 use super::layer_units::{GroupKind, LayerUnits, Together};
-use super::stages::{LayerBytes, MOST_HELD, balanced_stages};
+use super::whole_model::WholeModel;
 use crate::Result;
 use crate::hyperparameters::{Hyperparameters, LayerShape};
 
@@ -22,6 +23,8 @@ const ROW_GROUP: usize = 16;
 /// How far parts that can be divided finely make up for those that cannot, in the divisions that are compared: by nothing, with which
 /// ranks wait least for each other, to all of it, with which they hold alike.
 const SHARES: [f64; 5] = [0.0, 0.25, 0.5, 0.75, 1.0];
+/// The same of the vocabulary, whose rows are the finest parts.
+const ROW_SHARES: [f64; 9] = [0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0];
 
 /// A rank's part of every layer of a stage.
 #[derive(Debug)]
@@ -33,6 +36,8 @@ pub(super) struct TensorDivision {
     vocabulary: Vec<Range<usize>>,
     /// Bytes that a rank of mean speed reads in the time of the stage's layers: after each part of a layer all wait for the slowest.
     heaviest: f64,
+    /// Bytes of weights, KV cache and states that the rank with most of them for its speed holds, as of a rank of mean speed.
+    most_held: f64,
 }
 
 /// A rank's part of a layer.
@@ -54,12 +59,12 @@ struct LayerDivision {
 impl TensorDivision {
     /// The part of one of several ranks that have these speeds.
     pub(super) fn new(
-        file: &File,
-        hyper: &Hyperparameters,
+        whole: &WholeModel<'_>,
         stage: &Range<usize>,
         rank: usize,
         speeds: &[f64],
     ) -> Result<TensorDivision> {
+        let (file, hyper) = (whole.file, whole.hyper);
         let (cuts, size) = (check(file, hyper)?, speeds.len());
         let layers = || hyper.layers.iter().enumerate();
         let units: Vec<LayerUnits> =
@@ -75,9 +80,11 @@ impl TensorDivision {
         let mut parts = Vec::new();
         for (((index, shape), units), together) in layers().zip(&units).zip(together) {
             let together = common.filter(|_| !shape.attention).unwrap_or(together);
-            parts.push(LayerParts::new(file, (index, shape), (units, cuts), together, size)?);
+            let weights = whole.weights.get(index).map_or(0.0, |bytes| bytes.held);
+            let bytes = (weights, whole.caches.get(index).copied().unwrap_or(0.0));
+            parts.push(LayerParts::new(file, (index, shape), (units, cuts), bytes, together, size)?);
         }
-        let vocabulary = VocabularyRows::new(file, hyper, size)?;
+        let vocabulary = VocabularyRows::new(whole, stage, size)?;
         let choice = Choice::best(&parts, &vocabulary, stage, speeds);
         let part = |ranges: &[Range<usize>]| ranges.get(rank).cloned().unwrap_or_default();
         let layer = |((shape, units), ranges): ((&LayerShape, LayerUnits), &LayerRanges)| LayerDivision {
@@ -89,7 +96,8 @@ impl TensorDivision {
             experts: part(&ranges.experts),
         };
         let layers = hyper.layers.iter().zip(units).zip(&choice.layers).map(layer).collect();
-        Ok(TensorDivision { rank, cuts, layers, vocabulary: choice.vocabulary, heaviest: choice.in_layers })
+        let Choice { vocabulary, in_layers: heaviest, most_held, .. } = choice;
+        Ok(TensorDivision { rank, cuts, layers, vocabulary, heaviest, most_held })
     }
 
     /// The hyperparameters of this rank's part.
@@ -130,8 +138,31 @@ impl TensorDivision {
         self.layers.iter().any(|layer| layer.units.shares_keys())
     }
 
+    /// Why ranks cannot hold equal parts of a stage's layers, if that is so.
+    pub(super) fn why_uneven(&self, stage: &Range<usize>) -> Option<String> {
+        let size = self.vocabulary.len().max(1);
+        self.layers.get(stage.clone()).unwrap_or_default().iter().find_map(|layer| {
+            let (kind, name) = (layer.units.kind, layer.units.kind.name());
+            let (_, heads) = layer.units.key_heads(&layer.groups);
+            match kind {
+                _ if layer.units.shares_keys() => {
+                    Some(format!("{heads} {name} are fewer than {size} ranks: several have the same"))
+                }
+                GroupKind::LatentHeads => Some("every rank has all of the latent KV cache".to_owned()),
+                _ if !heads.is_multiple_of(size) => {
+                    Some(format!("{heads} {name} cannot be divided evenly among {size} ranks"))
+                }
+                _ => None,
+            }
+        })
+    }
+
     pub(super) fn heaviest(&self) -> f64 {
         self.heaviest
+    }
+
+    pub(super) fn most_held(&self) -> f64 {
+        self.most_held
     }
 
     /// Bytes of each slot of the KV cache that a rank of mean speed reads in the time of the attention of a stage's layers.
@@ -209,22 +240,22 @@ impl TensorDivision {
 struct VocabularyRows {
     rows: usize,
     group: usize,
-    /// Bytes of a group that all tokens read, and that are held.
+    /// Bytes of a group that all tokens read, and that are held: those of the matrices that the stage has.
     read: f64,
     held: f64,
 }
 
 impl VocabularyRows {
-    fn new(file: &File, hyper: &Hyperparameters, size: usize) -> Result<VocabularyRows> {
-        let rows = hyper.vocabulary;
+    fn new(whole: &WholeModel<'_>, stage: &Range<usize>, size: usize) -> Result<VocabularyRows> {
+        let rows = whole.hyper.vocabulary;
         let group = if rows >= ROW_GROUP * size { ROW_GROUP } else { 1 };
         let groups = rows.div_ceil(group);
         if groups < size {
             return Err(refused(format!("{rows} tokens cannot be divided among {size} ranks")));
         }
-        let (embedding, output) = (bytes_of(file, "token_embd.weight"), bytes_of(file, "output.weight"));
-        let read = if output > 0.0 { output } else { embedding } / groups as f64;
-        Ok(VocabularyRows { rows, group, read, held: (embedding + output) / groups as f64 })
+        let (is_first, is_last) = (stage.start == 0, stage.end == whole.hyper.layers.len());
+        let read = whole.held_matrices(false, is_last) / groups as f64;
+        Ok(VocabularyRows { rows, group, read, held: whole.held_matrices(is_first, is_last) / groups as f64 })
     }
 
     /// The groups of each rank, where they make up for a share of what ranks hold otherwise.
@@ -240,50 +271,61 @@ struct Choice {
     vocabulary: RankRanges,
     /// Bytes that ranks of mean speed read in the time of a token's layers: after each part of a layer all wait for the slowest.
     in_layers: f64,
+    /// Bytes that the rank holds which holds most for its speed, as of a rank of mean speed.
+    most_held: f64,
+}
+
+/// One of the divisions that are compared.
+struct Candidate {
+    share: f64,
+    rows: RankRanges,
+    most_held: f64,
 }
 
 impl Choice {
-    /// The division with which a token takes least, of those with which no rank holds more than its share of the memory and 5 %; if
-    /// there is none, the one with which the rank that exceeds it most holds least.
+    /// The division with which a token takes least, or one with which it takes little more and no rank holds more than its share of
+    /// the weights and the KV cache and 5 %.
     fn best(
         parts: &[LayerParts],
         vocabulary: &VocabularyRows,
         stage: &Range<usize>,
         speeds: &[f64],
     ) -> Choice {
-        let mut best = (f64::INFINITY, 0.0, Vec::new());
+        let (mut found, mut costs) = (Vec::new(), Vec::new());
         for share in SHARES {
             let layers: Vec<LayerRanges> = parts.iter().map(|parts| parts.divide(speeds, share)).collect();
             let own = layers.get(stage.clone()).unwrap_or_default();
             let sums = |add: &dyn Fn(usize) -> f64| (0..speeds.len()).map(add).collect::<Vec<f64>>();
             let at = |values: &[f64], rank: usize| values.get(rank).copied().unwrap_or(0.0);
             let held = sums(&|rank| own.iter().map(|layer| at(&layer.held, rank)).sum());
-            let in_layers: f64 =
-                own.iter().flat_map(|layer| &layer.read).map(|read| slowest(read, speeds)).sum();
-            for of_rows in SHARES {
+            let in_layers = seconds_of(own, speeds);
+            for of_rows in ROW_SHARES {
                 let rows = vocabulary.divide(&held, speeds, of_rows);
                 let count = |rank: usize| rows.get(rank).map_or(0, ExactSizeIterator::len) as f64;
                 let read = sums(&|rank| count(rank) * vocabulary.read);
                 let held = sums(&|rank| at(&held, rank) + count(rank) * vocabulary.held);
                 let mean = held.iter().sum::<f64>() / speeds.len().max(1) as f64;
-                let excess = slowest(&held, speeds) / mean.max(f64::MIN_POSITIVE);
-                let time = in_layers + slowest(&read, speeds);
-                // A rank that holds too much is worse than any time, which all that is read bounds.
-                let cost = if excess > MOST_HELD { f64::MAX.sqrt() * excess } else { time };
-                if cost < best.0 {
-                    best = (cost, share, rows);
-                }
+                let most_held = slowest(&held, speeds);
+                costs.push((in_layers + slowest(&read, speeds), most_held / mean.max(f64::MIN_POSITIVE)));
+                found.push(Candidate { share, rows, most_held });
             }
         }
-        let (_, share, rows) = best;
+        let best = within_share(&costs).filter(|best| *best < found.len());
+        let best = best.map(|best| found.swap_remove(best));
+        let none = || Candidate { share: 0.0, rows: Vec::new(), most_held: 0.0 };
+        let Candidate { share, rows, most_held } = best.unwrap_or_else(none);
         let layers: Vec<LayerRanges> = parts.iter().map(|parts| parts.divide(speeds, share)).collect();
-        let own = layers.get(stage.clone()).unwrap_or_default();
-        let in_layers = own.iter().flat_map(|layer| &layer.read).map(|read| slowest(read, speeds)).sum();
+        let in_layers = seconds_of(layers.get(stage.clone()).unwrap_or_default(), speeds);
         let VocabularyRows { rows: all, group, .. } = *vocabulary;
         let vocabulary =
             rows.into_iter().map(|range| range.start * group..(range.end * group).min(all)).collect();
-        Choice { layers, vocabulary, in_layers }
+        Choice { layers, vocabulary, in_layers, most_held }
     }
+}
+
+/// What a token takes in some layers, as bytes that a rank of mean speed reads: after each part of a layer all wait for the slowest.
+fn seconds_of(layers: &[LayerRanges], speeds: &[f64]) -> f64 {
+    layers.iter().flat_map(|layer| &layer.read).map(|read| slowest(read, speeds)).sum()
 }
 
 impl LayerDivision {
@@ -301,7 +343,7 @@ impl LayerDivision {
 fn check(file: &File, hyper: &Hyperparameters) -> Result<&'static ArchitectureCuts> {
     let Some(cuts) = ArchitectureCuts::find(hyper.architecture) else {
         return Err(refused(format!(
-            "tensor parallelism is known for {}, not for {}; a pipeline may be",
+            "tensor parallelism is known for {}, not for {}",
             ArchitectureCuts::names().join(", "),
             hyper.architecture
         )));
@@ -312,7 +354,7 @@ fn check(file: &File, hyper: &Hyperparameters) -> Result<&'static ArchitectureCu
     for (index, layer) in hyper.layers.iter().enumerate() {
         let known = cuts.mixer(layer.attention).next().is_some();
         if !known || layer.shares_cache_of.is_some() {
-            return Err(refused(format!("the parts of layer {index} cannot be divided; a pipeline may be")));
+            return Err(refused(format!("the parts of layer {index} cannot be divided")));
         }
         // Every rank would add it.
         let bias = format!("blk.{index}.ffn_down_shexp.bias");
@@ -333,54 +375,4 @@ fn slowest_share(groups: &[Range<usize>], speeds: &[f64]) -> f64 {
 pub(super) fn slot_bytes(layer: &LayerShape) -> f64 {
     let elements = if layer.attention { layer.key_width() + layer.value_width() } else { 0 };
     (elements * DType::F16.block_bytes()) as f64
-}
-
-/// The bytes of each layer.
-pub(super) fn layer_bytes(file: &File, hyper: &Hyperparameters) -> Vec<LayerBytes> {
-    let mut bytes = vec![LayerBytes::default(); hyper.layers.len()];
-    for tensor in file.tensors() {
-        let layer =
-            tensor.name().strip_prefix("blk.").and_then(|name| name.split_once('.')?.0.parse::<usize>().ok());
-        let shape = layer.and_then(|layer| hyper.layers.get(layer));
-        let used =
-            |shape: &LayerShape| shape.experts.map_or(1.0, |of| of.used as f64 / of.count.max(1) as f64);
-        let share = shape.filter(|_| tensor.name().contains("_exps.")).map_or(1.0, used);
-        if let Some(bytes) = layer.and_then(|layer| bytes.get_mut(layer)) {
-            bytes.held += tensor.data().len() as f64;
-            bytes.read += share * tensor.data().len() as f64;
-        }
-    }
-    bytes
-}
-
-/// The output matrix, which may be the embedding.
-pub(super) fn head_tensor(file: &File) -> Option<Tensor<'_>> {
-    file.find_tensor("output.weight").or_else(|| file.find_tensor("token_embd.weight"))
-}
-
-/// The layers of each stage of a pipeline, balanced by the bytes of their tensors and the stages' speeds: the first stage has the embedding, too, and the
-/// last one the output matrix.
-pub(super) fn layer_ranges(
-    file: &File,
-    hyper: &Hyperparameters,
-    speeds: &[f64],
-) -> Result<Vec<Range<usize>>> {
-    let (count, size) = (hyper.layers.len(), speeds.len());
-    if size == 1 {
-        return Ok(std::iter::once(0..count).collect());
-    }
-    if hyper.encoder
-        || hyper.streams.is_some()
-        || hyper.layers.iter().any(|layer| layer.shares_cache_of.is_some())
-    {
-        return Err(refused(format!("the layers of {} cannot be divided", hyper.architecture)));
-    }
-    if count < size {
-        return Err(refused(format!("{count} layers for {size} stages")));
-    }
-    let embedding = bytes_of(file, "token_embd.weight");
-    let head = head_tensor(file).map_or(0.0, |head| head.byte_len() as f64);
-    // Of the embedding, a token reads a row.
-    let ends = (LayerBytes { read: 0.0, held: embedding }, LayerBytes { read: head, held: head });
-    Ok(balanced_stages(&layer_bytes(file, hyper), ends, speeds))
 }

@@ -15,7 +15,7 @@ pub(super) fn refused(reason: impl Into<String>) -> Error {
 
 /// The bytes of a tensor; 0 if there is none.
 pub(super) fn bytes_of(file: &File, name: &str) -> f64 {
-    file.find_tensor(name).map_or(0.0, |tensor| tensor.data().len() as f64)
+    file.find_tensor(name).map_or(0.0, |tensor| tensor.byte_len() as f64)
 }
 
 /// Parts of a layer that ranks divide, with their bytes. Ranks compute attention, wait for each other to sum it up, and do the same with
@@ -26,6 +26,10 @@ pub(super) struct LayerParts {
     heads: usize,
     together: usize,
     attention_bytes: f64,
+    /// Bytes of the KV cache or of states, which the heads have.
+    cache_bytes: f64,
+    /// Bytes that every rank has: of tensors that are not cut, and of a latent KV cache.
+    common_bytes: f64,
     experts: Option<ExpertParts>,
     columns: Option<ColumnParts>,
 }
@@ -70,6 +74,7 @@ impl LayerParts {
         file: &File,
         (index, shape): (usize, &LayerShape),
         (units, cuts): (&LayerUnits, &ArchitectureCuts),
+        (weights, cache): (f64, f64),
         together: Together,
         size: usize,
     ) -> Result<LayerParts> {
@@ -85,6 +90,11 @@ impl LayerParts {
             )));
         }
         let attention_bytes = bytes(&mut cuts.mixer(shape.attention));
+        let is_cut = cuts.mixer(shape.attention).chain(units.network());
+        let cut: f64 = is_cut.map(|cut| bytes_of(file, &format!("blk.{index}.{}.weight", cut.part))).sum();
+        let copies = units.cache_copies();
+        let cache_bytes = copies.map_or(0.0, |copies| copies as f64 * cache);
+        let common_bytes = (weights - cut).max(0.0) + if copies.is_none() { cache } else { 0.0 };
         let network = |unit: Unit| units.network().iter().filter(move |cut| cut.units.contains(&unit));
         let mut experts = None;
         if let Some(mixture) = shape.experts {
@@ -112,11 +122,11 @@ impl LayerParts {
             }
             columns = Some(ColumnParts { blocks, block, bytes: bytes(&mut network(Unit::Columns)) });
         }
-        Ok(LayerParts { heads, together, attention_bytes, experts, columns })
+        Ok(LayerParts { heads, together, attention_bytes, cache_bytes, common_bytes, experts, columns })
     }
 
     /// Divides the layer among ranks of these speeds. The feed-forward network makes up for a share of what ranks have more or less of
-    /// attention, from 0, with which ranks wait least for each other, to 1, with which all hold alike.
+    /// attention, from 0, with which ranks wait least for each other, to 1, with which all hold alike with their KV caches.
     pub(super) fn divide(&self, speeds: &[f64], share: f64) -> LayerRanges {
         let none = || vec![0..0; speeds.len()];
         let units = self.heads.div_ceil(self.together);
@@ -127,13 +137,21 @@ impl LayerParts {
         let of_heads = |groups: &Range<usize>| groups.len() as f64 / self.heads.max(1) as f64;
         let attention: Vec<f64> =
             groups.iter().map(|groups| self.attention_bytes * of_heads(groups)).collect();
-        let mut held = attention.clone();
+        let cache: Vec<f64> = groups.iter().map(|groups| self.cache_bytes * of_heads(groups)).collect();
+        let mut held: Vec<f64> = attention
+            .iter()
+            .zip(&cache)
+            .map(|(attention, cache)| attention + cache + self.common_bytes)
+            .collect();
         let mut network = vec![0.0; speeds.len()];
-        let loads = |network: &[f64]| -> Vec<f64> {
-            attention.iter().zip(network).map(|(attention, network)| share * attention + network).collect()
+        // Of a network of which tokens read less than it holds, the cache counts for as much less.
+        let loads = |network: &[f64], read: f64| -> Vec<f64> {
+            let held = attention.iter().zip(&cache).map(|(attention, cache)| attention + read * cache);
+            held.zip(network).map(|(held, network)| share * held + network).collect()
         };
         let experts = self.experts.as_ref().map(|experts| {
-            let ranges = balanced(experts.count, experts.read, &loads(&network), speeds);
+            let read = experts.read / experts.held.max(f64::MIN_POSITIVE);
+            let ranges = balanced(experts.count, experts.read, &loads(&network, read), speeds);
             for ((range, network), held) in ranges.iter().zip(&mut network).zip(&mut held) {
                 *network += experts.read * range.len() as f64;
                 *held += experts.held * range.len() as f64;
@@ -144,7 +162,7 @@ impl LayerParts {
             let each = columns.bytes / columns.blocks.max(1) as f64;
             let ranges = match columns.blocks < speeds.len() {
                 true => one_each(columns.blocks, speeds.len()),
-                false => balanced(columns.blocks, each, &loads(&network), speeds),
+                false => balanced(columns.blocks, each, &loads(&network, 1.0), speeds),
             };
             for ((range, network), held) in ranges.iter().zip(&mut network).zip(&mut held) {
                 *network += each * range.len() as f64;
@@ -229,6 +247,8 @@ mod tests {
             heads: 3,
             together: 1,
             attention_bytes: 30.0,
+            cache_bytes: 0.0,
+            common_bytes: 0.0,
             experts: None,
             columns: Some(ColumnParts { blocks: 48, block: 32, bytes: 96.0 }),
         }
@@ -246,11 +266,23 @@ mod tests {
     }
 
     #[test]
+    fn columns_make_up_for_the_kv_cache_of_heads() {
+        let parts = LayerParts { cache_bytes: 24.0, common_bytes: 5.0, ..odd_heads() };
+        let even = parts.divide(&[1.0; 2], 0.0);
+        assert_eq!((even.held, even.columns[0].len()), (vec![89.0, 71.0], 768), "every rank has 5 more");
+        let alike = parts.divide(&[1.0; 2], 1.0);
+        assert!((alike.held[0] - alike.held[1]).abs() <= 4.0, "{alike:?}");
+        assert_eq!(alike.read[0], [20.0, 10.0], "the cache is not read as weights are");
+    }
+
+    #[test]
     fn experts_count_as_much_as_tokens_read_of_them() {
         let parts = LayerParts {
             heads: 2,
             together: 1,
             attention_bytes: 8.0,
+            cache_bytes: 0.0,
+            common_bytes: 0.0,
             experts: Some(ExpertParts { count: 8, held: 10.0, read: 2.5 }),
             columns: Some(ColumnParts { blocks: 4, block: 1, bytes: 4.0 }),
         };

@@ -162,6 +162,11 @@ impl LayerUnits {
         self.sharing > 1
     }
 
+    /// How often the ranks hold the layer's KV cache together; `None` if each has all of it.
+    pub(super) fn cache_copies(&self) -> Option<usize> {
+        (self.kind != GroupKind::LatentHeads).then_some(self.sharing)
+    }
+
     /// The heads of keys and values that some groups have, and all of them.
     pub(super) fn key_heads(&self, groups: &Range<usize>) -> (Range<usize>, usize) {
         let sharing = self.sharing.max(1);

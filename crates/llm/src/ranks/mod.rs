@@ -13,6 +13,7 @@ mod parallelism;
 mod stage_results;
 mod stages;
 mod vocabulary;
+mod whole_model;
 
 use std::fmt;
 use std::ops::Range;
@@ -21,20 +22,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use quadriga_cluster::{Collectives, Communicator, Operation, Reduction};
-use quadriga_gguf::File;
 use quadriga_graph::{CustomOp, Ranks};
 use quadriga_runtime::{DeviceKind, RankGroup, Scheduler};
 use sha2::{Digest, Sha256};
 
 pub(crate) use self::commands::CommandChannel;
-use self::comparison::{StageWork, TokenWork, least_regret};
-use self::division::{TensorDivision, layer_bytes, layer_ranges, slot_bytes};
+pub use self::comparison::within_share;
+use self::comparison::{StageWork, TokenWork, regrets};
+use self::division::{TensorDivision, slot_bytes};
 use self::experts::local_experts;
 pub use self::link::Link;
 pub(crate) use self::parallelism::MicroBatches;
 pub use self::parallelism::{Grid, Parallelism, RequestLoad};
 pub(crate) use self::stage_results::StageResult;
+pub use self::stages::MOST_HELD;
 use self::vocabulary::{local_rows, own_rows};
+pub(crate) use self::whole_model::WholeModel;
 use crate::hyperparameters::Hyperparameters;
 use crate::{Error, Result};
 
@@ -49,6 +52,8 @@ pub struct RankShare {
     speeds: Vec<f64>,
     /// The layers of each stage.
     stages: Vec<Range<usize>>,
+    /// Whether the output matrix is the embedding.
+    is_tied: bool,
     /// What this rank has of each layer, where several divide them.
     division: Option<TensorDivision>,
     /// The hyperparameters of this rank's part.
@@ -105,8 +110,7 @@ impl RankShare {
     /// # Errors
     /// It cannot be divided in that way, with the numbers.
     pub(crate) fn new(
-        file: &File,
-        hyper: &Hyperparameters,
+        whole: &WholeModel<'_>,
         communicator: Arc<dyn Communicator>,
         parallelism: Parallelism,
         speeds: &[f64],
@@ -118,20 +122,21 @@ impl RankShare {
         }
         let same = (0..size).all(|other| communicator.host(other) == communicator.host(0));
         let link = if same { Link::MEMORY } else { Link::NETWORK };
-        let (grid, stages, division) = divide(file, hyper, parallelism, (rank, speeds), link)?;
+        let (grid, stages, division) = divide(whole, parallelism, (rank, speeds), link)?;
         let world = Collectives::new(Arc::clone(&communicator));
         let stage_ranks = match grid.tensor > 1 && grid.pipeline > 1 {
             true => Some(Collectives::new(communicator.split(grid.place(rank).0 as u32)?)),
             false => None,
         };
-        let hyper =
-            division.as_ref().map_or_else(|| hyper.clone(), |division| division.hyperparameters(hyper));
+        let part = |division: &TensorDivision| division.hyperparameters(whole.hyper);
+        let hyper = division.as_ref().map_or_else(|| whole.hyper.clone(), part);
         Ok(RankShare {
             world,
             stage_ranks,
             grid,
             speeds: speeds.to_vec(),
             stages,
+            is_tied: whole.is_tied(),
             division,
             hyper,
             used: AtomicBool::new(false),
@@ -162,6 +167,18 @@ impl RankShare {
     /// Whether several ranks have the same KV heads, because there are fewer than ranks: their KV cache is more than a share each.
     pub fn shares_keys(&self) -> bool {
         self.division.as_ref().is_some_and(TensorDivision::shares_keys)
+    }
+
+    /// Why ranks cannot hold equal parts of the weights and the KV cache, as far as the model is the reason.
+    pub fn why_uneven(&self) -> Vec<String> {
+        let mut reasons = Vec::new();
+        if self.grid.pipeline > 1 && self.is_tied {
+            reasons.push(
+                "the embedding is the output matrix, too: the first and the last stage both have it".into(),
+            );
+        }
+        reasons.extend(self.division.as_ref().and_then(|division| division.why_uneven(&self.layers())));
+        reasons
     }
 
     /// How the first rank tells the others what to compute.
@@ -350,63 +367,70 @@ fn nccl_is_enabled() -> bool {
 type Division = (Grid, Vec<Range<usize>>, Option<TensorDivision>);
 
 /// Of the grids that the parallelism and the model allow, the one that is expected to answer fastest over a link, of those where each
-/// rank has KV heads of its own, if there are any. All ranks choose the same, since they know the same.
+/// rank has KV heads of its own, if there are any; or one that is nearly as fast and in which no rank holds more than its share and
+/// 5 %. All ranks choose the same, since they know the same.
 fn divide(
-    file: &File,
-    hyper: &Hyperparameters,
+    whole: &WholeModel<'_>,
     parallelism: Parallelism,
     (rank, speeds): (usize, &[f64]),
     link: Link,
 ) -> Result<Division> {
-    let work = TokenWork::new(file, hyper, link);
+    let work = TokenWork::new(whole.file, whole.hyper, link);
     let (mut found, mut refusal) = (Vec::new(), None);
     for grid in parallelism.grids(speeds.len()) {
-        match division_of(file, hyper, grid, (rank, speeds)) {
-            Ok((division, stages)) => found.push((division, work.seconds(grid, &stages, parallelism.load))),
+        match division_of(whole, grid, (rank, speeds)) {
+            Ok((division, stages, held)) => {
+                found.push((division, work.seconds(grid, &stages, parallelism.load), held));
+            }
             Err(error) => {
                 refusal.get_or_insert(error);
             }
         }
     }
-    let shares_keys =
-        |(division, _): &(Division, [f64; 2])| division.2.as_ref().is_some_and(TensorDivision::shares_keys);
+    let shares_keys = |(division, ..): &(Division, [f64; 2], f64)| {
+        division.2.as_ref().is_some_and(TensorDivision::shares_keys)
+    };
     if !found.iter().all(shares_keys) {
         found.retain(|one| !shares_keys(one));
     }
-    let seconds: Vec<[f64; 2]> = found.iter().map(|(_, seconds)| *seconds).collect();
+    let seconds: Vec<[f64; 2]> = found.iter().map(|(_, seconds, _)| *seconds).collect();
+    let held = found.iter().map(|(.., held)| *held);
+    let choices: Vec<(f64, f64)> = regrets(&seconds).into_iter().zip(held).collect();
     let none = || {
         let reason = format!("{parallelism} is not a division of {} ranks", speeds.len());
         refusal.unwrap_or(Error::Ranks { reason })
     };
-    let best = least_regret(&seconds).filter(|best| *best < found.len()).ok_or_else(none)?;
+    let best = within_share(&choices).filter(|best| *best < found.len()).ok_or_else(none)?;
     Ok(found.swap_remove(best).0)
 }
 
-/// What a rank has in a grid, and what each stage does for a token.
+/// What a rank has in a grid, what each stage does for a token, and the most that a rank holds as a multiple of its share.
 fn division_of(
-    file: &File,
-    hyper: &Hyperparameters,
+    whole: &WholeModel<'_>,
     grid: Grid,
     (rank, speeds): (usize, &[f64]),
-) -> Result<(Division, Vec<StageWork>)> {
-    let layers = layer_bytes(file, hyper);
+) -> Result<(Division, Vec<StageWork>, f64)> {
     let mean = speeds.iter().sum::<f64>() / speeds.len().max(1) as f64;
     let ranks: Vec<&[f64]> = speeds.chunks(grid.tensor.max(1)).collect();
     let stage_speeds: Vec<f64> = ranks.iter().map(|ranks| ranks.iter().sum()).collect();
-    let stages = layer_ranges(file, hyper, &stage_speeds)?;
+    let stages = whole.layer_ranges(&stage_speeds)?;
     let (own_stage, place) = grid.place(rank);
-    let (mut own, mut all) = (None, Vec::new());
+    let (mut own, mut all, mut most_held) = (None, Vec::new(), 0.0_f64);
     for (stage, (range, ranks)) in stages.iter().zip(&ranks).enumerate() {
-        let shapes = hyper.layers.get(range.clone()).unwrap_or_default();
-        let (bytes, slot) = match grid.tensor {
+        let shapes = whole.hyper.layers.get(range.clone()).unwrap_or_default();
+        let (bytes, slot, held) = match grid.tensor {
             1 => {
-                let bytes =
-                    layers.get(range.clone()).unwrap_or_default().iter().map(|layer| layer.read).sum();
-                (bytes, shapes.iter().map(slot_bytes).sum())
+                let weights = whole.weights.get(range.clone()).unwrap_or_default();
+                let matrices = whole.held_matrices(stage == 0, stage + 1 == stages.len());
+                (
+                    weights.iter().map(|layer| layer.read).sum(),
+                    shapes.iter().map(slot_bytes).sum(),
+                    whole.held(range) + matrices,
+                )
             }
             _ => {
-                let division = TensorDivision::new(file, hyper, range, place, ranks)?;
-                let heaviest = (division.heaviest(), division.heaviest_slot(range));
+                let division = TensorDivision::new(whole, range, place, ranks)?;
+                let heaviest = (division.heaviest(), division.heaviest_slot(range), division.most_held());
                 if stage == own_stage {
                     own = Some(division);
                 }
@@ -414,9 +438,11 @@ fn division_of(
             }
         };
         let speed = ranks.iter().sum::<f64>() / ranks.len().max(1) as f64 / mean;
+        most_held = most_held.max(held / speed.max(f64::MIN_POSITIVE));
         all.push(StageWork { layers: range.len(), bytes, slot, speed });
     }
-    Ok(((grid, stages, own), all))
+    let share = whole.all_held() / speeds.len().max(1) as f64;
+    Ok(((grid, stages, own), all, most_held / share.max(f64::MIN_POSITIVE)))
 }
 
 impl fmt::Debug for RankShare {

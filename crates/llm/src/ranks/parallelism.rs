@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::hyperparameters::CacheRows;
+
 /// How ranks divide a model. What is `None` is chosen: the ranks are the product of both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Parallelism {
@@ -12,6 +14,9 @@ pub struct Parallelism {
     pub pipeline: Option<usize>,
     /// The requests by which divisions are compared.
     pub load: RequestLoad,
+    /// The KV cache and states that ranks hold beside their weights; `None` for those of one sequence with the default context. All
+    /// ranks give the same.
+    pub cache: Option<CacheRows>,
 }
 
 /// How many requests are answered at once. The stages of a pipeline compute different ones, and take turns for a single one.
@@ -68,7 +73,8 @@ impl MicroBatches {
 
 impl Parallelism {
     /// What is expected to be fastest, of what the model allows.
-    pub const AUTO: Parallelism = Parallelism { tensor: None, pipeline: None, load: RequestLoad::ONE };
+    pub const AUTO: Parallelism =
+        Parallelism { tensor: None, pipeline: None, load: RequestLoad::ONE, cache: None };
     /// Every rank has a part of each layer.
     pub const TENSOR: Parallelism = Parallelism { pipeline: Some(1), ..Parallelism::AUTO };
     /// Every rank has layers of its own.
@@ -165,7 +171,7 @@ mod tests {
             ("tensor=4", Some(4), None),
             ("pipeline=2,tensor=8", Some(8), Some(2)),
         ] {
-            assert_eq!(text.parse(), Ok(Parallelism { tensor, pipeline, load: RequestLoad::ONE }), "{text}");
+            assert_eq!(text.parse(), Ok(Parallelism { tensor, pipeline, ..Parallelism::AUTO }), "{text}");
         }
         for text in
             ["", "tensors", "tensor=0", "tensor=2,tensor=2", "tensor=2,", "pipeline=-1", "tensor=2,expert=2"]

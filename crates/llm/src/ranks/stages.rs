@@ -10,14 +10,15 @@ pub(super) struct LayerBytes {
 }
 
 /// How much more than its share of the memory a stage may take, where another division exists.
-pub(super) const MOST_HELD: f64 = 1.05;
+pub const MOST_HELD: f64 = 1.05;
 
 /// Divides layers among stages: no stage takes more than its share of the memory and 5 % if that can be had, and the slowest reads
-/// as little as it can. Shares are in proportion to the stages' speeds. The first stage holds `first` besides, the last one `last`;
-/// each has at least one layer.
+/// as little as it can. Shares are in proportion to the stages' speeds, of the bytes that one rank alone would hold (`alone`). The first
+/// stage holds `first` besides, the last one `last`; each has at least one layer.
 pub(super) fn balanced_stages(
     layers: &[LayerBytes],
     (first, last): (LayerBytes, LayerBytes),
+    alone: f64,
     speeds: &[f64],
 ) -> Vec<Range<usize>> {
     let (count, stages) = (layers.len(), speeds.len().max(1));
@@ -32,7 +33,7 @@ pub(super) fn balanced_stages(
     }
     let share = LayerBytes {
         read: (sum.read + first.read + last.read).max(1.0) / stages as f64,
-        held: (sum.held + first.held + last.held).max(1.0) / stages as f64,
+        held: alone.max(1.0) / stages as f64,
     };
     let cost = |stage: usize, range: Range<usize>| {
         let at = |index: usize| sums.get(index).copied().unwrap_or_default();
@@ -82,25 +83,40 @@ mod tests {
         LayerBytes { read, held }
     }
 
+    /// The stages of a model in which nothing is on several of them.
+    fn stages(layers: &[LayerBytes], ends: (LayerBytes, LayerBytes), speeds: &[f64]) -> Vec<Range<usize>> {
+        let alone = layers.iter().chain([&ends.0, &ends.1]).map(|layer| layer.held).sum();
+        balanced_stages(layers, ends, alone, speeds)
+    }
+
     #[test]
     fn stages_read_alike_and_hold_alike() {
         let layers = [bytes(1.0, 1.0); 8];
         let none = LayerBytes::default();
-        assert_eq!(balanced_stages(&layers, (none, none), &[1.0; 2]), [0..4, 4..8]);
+        assert_eq!(stages(&layers, (none, none), &[1.0; 2]), [0..4, 4..8]);
         assert_eq!(
-            balanced_stages(&layers, (none, bytes(2.0, 2.0)), &[1.0; 2]),
+            stages(&layers, (none, bytes(2.0, 2.0)), &[1.0; 2]),
             [0..5, 5..8],
             "the last has the head"
         );
-        assert_eq!(balanced_stages(&layers, (none, none), &[1.0; 8]).len(), 8);
-        assert_eq!(balanced_stages(&layers, (none, none), &[1.0; 1]).first(), Some(&(0..8)));
+        assert_eq!(stages(&layers, (none, none), &[1.0; 8]).len(), 8);
+        assert_eq!(stages(&layers, (none, none), &[1.0; 1]).first(), Some(&(0..8)));
         // An embedding is held and not read: memory decides.
         let embedding = bytes(0.0, 2.0);
-        assert_eq!(balanced_stages(&layers, (embedding, bytes(2.0, 2.0)), &[1.0; 2]), [0..4, 4..8]);
+        assert_eq!(stages(&layers, (embedding, bytes(2.0, 2.0)), &[1.0; 2]), [0..4, 4..8]);
         // A stage that is three times as fast has three times the layers.
-        assert_eq!(balanced_stages(&layers, (none, none), &[3.0, 1.0]), [0..6, 6..8]);
+        assert_eq!(stages(&layers, (none, none), &[3.0, 1.0]), [0..6, 6..8]);
+        // A matrix that both ends have, and one rank alone would have once: no stage keeps to its share, and all hold alike.
+        let (many, tied) = ([bytes(1.0, 1.0); 40], (bytes(0.0, 8.0), bytes(8.0, 8.0)));
+        assert_eq!(balanced_stages(&many, tied, 48.0, &[1.0; 2]), [0..20, 20..40]);
+        assert_eq!(
+            stages(&many, tied, &[1.0; 2]),
+            [0..21, 21..40],
+            "two matrices: 5 % are allowed to read alike"
+        );
+        assert_eq!(stages(&layers, (none, bytes(4.0, 0.0)), &[1.0; 2]), [0..4, 4..8], "memory comes first");
         // Where no division keeps to the share, the one that exceeds it least.
-        assert_eq!(balanced_stages(&layers, (bytes(0.0, 20.0), none), &[1.0; 2]), [0..1, 1..8]);
+        assert_eq!(stages(&layers, (bytes(0.0, 20.0), none), &[1.0; 2]), [0..1, 1..8]);
     }
 
     #[test]
@@ -113,7 +129,7 @@ mod tests {
         for round in 0..200 {
             let layers: Vec<LayerBytes> = (0..7).map(|_| bytes(random(), random())).collect();
             let ends = (bytes(0.0, random()), bytes(random(), random()));
-            let ranges = balanced_stages(&layers, ends, &[1.0; 3]);
+            let ranges = stages(&layers, ends, &[1.0; 3]);
             let whole = |pick: fn(&LayerBytes) -> f64| {
                 layers.iter().chain([&ends.0, &ends.1]).map(pick).sum::<f64>() / 3.0
             };

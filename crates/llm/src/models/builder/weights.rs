@@ -572,6 +572,8 @@ impl<'g> FileWeights<'g> {
         if found.dims != dims {
             return Err(found.wrong_shape(dims));
         }
+        let data = found.data.map(|data| self.file.on_demand(&tensor, data));
+        let found = FoundTensor { data, ..found };
         if !found.dtype.is_computable() {
             return Err(Error::TensorType { name: name.to_owned(), dtype: found.dtype });
         }
