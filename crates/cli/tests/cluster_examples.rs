@@ -12,7 +12,8 @@ fn contrib(path: &str) -> String {
 
 /// The lines of a YAML file as paths of keys and what is after the last, such as `spec.slotsPerWorker = 1`; items of lists are `-`.
 fn paths(text: &str) -> Vec<(String, String)> {
-    let (mut open, mut found): (Vec<(usize, String)>, Vec<(String, String)>) = (Vec::new(), Vec::new());
+    let mut open: Vec<(usize, String)> = Vec::new();
+    let mut found = Vec::new();
     for line in text.lines() {
         let mut rest = line.trim_start();
         if rest.is_empty() || rest.starts_with('#') {
