@@ -231,6 +231,7 @@ fn serve_at(arguments: &ServeArgs, level: LogLevel) -> Outcome {
     if !arguments.model.quiet {
         arguments.foreign.without_effect().for_each(|reason| note!("quadriga: {reason}"));
     }
+    memory::use_one_arena();
     let collector = arguments.otlp_endpoint.as_deref();
     let _traces = logs::install(arguments.log_format, level, arguments.log_prompts, collector)?;
     tracing::debug!(host = arguments.host, port = arguments.port, "starting");

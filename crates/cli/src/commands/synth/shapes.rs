@@ -365,7 +365,7 @@ pub(super) fn special(architecture: &str) -> Keys {
 
 /// Whether models of an architecture always have an output matrix of their own.
 pub(super) fn is_never_tied(architecture: &str) -> bool {
-    matches!(architecture, "gpt-oss" | "olmoe" | "qwen2moe")
+    matches!(architecture, "gpt-oss" | "olmo2" | "olmoe" | "qwen2moe")
 }
 
 /// The types of tokens of encoders.
