@@ -85,5 +85,7 @@ pub fn targets() -> Vec<(&'static str, Target)> {
         ("request_load_model", request::load_model),
         #[cfg(feature = "server")]
         ("request_unload_model", request::unload_model),
+        #[cfg(feature = "server")]
+        ("request_lora_adapters", request::lora_adapters),
     ]
 }

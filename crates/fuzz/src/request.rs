@@ -52,6 +52,7 @@ routes! {
     ollama_show "/api/show"
     load_model "/models/load"
     unload_model "/models/unload"
+    lora_adapters "/lora-adapters"
 }
 
 fn check(path: &str, bytes: &[u8]) {

@@ -40,11 +40,9 @@ fn keys_that_change_the_mathematics_are_refused_by_name() {
         ("llama", "attention.clamp_kqv", f32::NAN.into()),
         ("llama", "residual_scale", vec![1.0f32, 0.5].into()),
         ("qwen3", "attention.scale", 0.5f32.into()),
-        ("qwen3moe", "attention.sliding_window", 16u32.into()),
         ("gemma3", "attn_logit_softcapping", 20.0f32.into()),
         ("gemma3", "embedding_scale", 3.0f32.into()),
         ("gemma3", "attention.shared_kv_layers", 2u32.into()),
-        ("bert", "attention.sliding_window", 16u32.into()),
         ("bert", "logit_scale", 2.0f32.into()),
         ("command-r", "residual_scale", 0.5f32.into()),
         ("deepseek2", "attention.scale", 0.5f32.into()),
@@ -72,10 +70,8 @@ fn values_that_change_nothing_are_taken() {
         // The root of the width.
         ("gemma3", "embedding_scale", 8.0f32.into()),
         ("gemma3", "attn_logit_softcapping", 0.0f32.into()),
-        // As long as the context.
-        ("bert", "attention.sliding_window", 40u32.into()),
-        ("qwen3moe", "attention.sliding_window", 4096u32.into()),
-        // Files of Phi have a window that is not used.
+        // Configurations name windows that are switched off.
+        ("qwen3moe", "attention.sliding_window", 16u32.into()),
         ("phi3", "attention.sliding_window", 6u32.into()),
         // Nobody knows this key.
         ("llama", "moon_phase", 3u32.into()),

@@ -16,18 +16,16 @@ enum Neutral {
     ZeroOrOne,
     /// With 0, or with the factor that the model has without the key.
     Factor(fn(&Hyperparameters) -> f64),
-    /// With 0, or with at least as many tokens as the context has.
-    Context,
 }
 
-/// The keys, each with when it changes nothing. Architectures that read one check its value themselves.
+/// The keys, each with when it changes nothing. `attention.sliding_window` is not among them: configurations of models name one that
+/// they switch off elsewhere. Architectures that read one check its value themselves.
 const KEYS: &[(&str, Neutral)] = &[
     ("attention.clamp_kqv", Neutral::Zero),
     ("attention.max_alibi_bias", Neutral::Zero),
     ("attention.relative_buckets_count", Neutral::Zero),
     ("attention.scale", Neutral::Factor(attention_scale)),
     ("attention.shared_kv_layers", Neutral::Zero),
-    ("attention.sliding_window", Neutral::Context),
     ("attention.temperature_scale", Neutral::Zero),
     ("attn_logit_softcapping", Neutral::Zero),
     ("attn_output_scale", Neutral::ZeroOrOne),
@@ -74,7 +72,6 @@ impl Neutral {
                 Neutral::Zero => false,
                 Neutral::ZeroOrOne => number == 1.0,
                 Neutral::Factor(of) => (number / of(hyper) - 1.0).abs() < 1e-4,
-                Neutral::Context => number >= hyper.context as f64,
             }
     }
 
@@ -83,7 +80,6 @@ impl Neutral {
             Neutral::Zero => "0".to_owned(),
             Neutral::ZeroOrOne => "1".to_owned(),
             Neutral::Factor(of) => of(hyper).to_string(),
-            Neutral::Context => format!("at least the context of {} tokens", hyper.context),
         }
     }
 }
