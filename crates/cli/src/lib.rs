@@ -205,7 +205,11 @@ pub fn main_with_args(line: impl IntoIterator<Item = OsString>) -> u8 {
         if !arguments.command.is_quiet() {
             kernel_progress::install();
         }
-        ranks::start(arguments.command.of_ranks())?;
+        let timeouts = arguments.command.of_ranks().map(|options| ranks::Timeouts {
+            silence: options.rank_timeout,
+            step: options.rank_step_timeout,
+        });
+        ranks::start(timeouts)?;
         ranks::guarded(|| execute(&arguments.command)).map(|()| 0)
     });
     ranks::end(outcome)

@@ -15,7 +15,6 @@ use quadriga_llm::{Model, Parallelism};
 
 use crate::failure::{Failure, LOST, Outcome, USAGE};
 use crate::interrupt;
-use crate::model_options::ModelOptions;
 
 /// The communicator, where there are several ranks.
 static RANKS: OnceLock<Arc<Mpi>> = OnceLock::new();
@@ -30,8 +29,17 @@ const SAME_SPEED: f64 = 1.25;
 /// How long the first rank leaves the launcher to pass on what it has printed, before it ends all of them.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// Meets the other ranks, if a launcher has started several. `options` are those of a command that can run on several.
-pub(crate) fn start(options: Option<&ModelOptions>) -> Outcome {
+/// How many seconds ranks wait for each other, where the user says so.
+#[derive(Clone, Copy)]
+pub(crate) struct Timeouts {
+    /// Without a heartbeat.
+    pub(crate) silence: Option<u64>,
+    /// In one step, for a rank with heartbeats; 0 waits for ever.
+    pub(crate) step: Option<u64>,
+}
+
+/// Meets the other ranks, if a launcher has started several. `timeouts` are those of a command that can run on several.
+pub(crate) fn start(timeouts: Option<Timeouts>) -> Outcome {
     if launched().is_none() {
         if let Some(tasks) = unconnected_tasks() {
             note!(
@@ -40,16 +48,16 @@ pub(crate) fn start(options: Option<&ModelOptions>) -> Outcome {
         }
         return Ok(());
     }
-    let Some(options) = options else {
+    let Some(timeouts) = timeouts else {
         return Err(Failure::Usage(
             "this command does not run on several ranks yet; start it without mpirun (run, chat, serve, batch, embed, bench and eval do)".into(),
         ));
     };
     let mut start = MpiOptions::from_env();
-    if let Some(seconds) = options.rank_timeout {
+    if let Some(seconds) = timeouts.silence {
         start.limits.silence = Duration::from_secs(seconds);
     }
-    if let Some(seconds) = options.rank_step_timeout {
+    if let Some(seconds) = timeouts.step {
         start.limits.operation = Some(Duration::from_secs(seconds)).filter(|limit| !limit.is_zero());
     }
     let mpi = Mpi::start(&start).map_err(|error| Failure::Message(error.to_string()))?;
