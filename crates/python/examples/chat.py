@@ -23,11 +23,17 @@ weather = {
     "function": {
         "name": "get_weather",
         "description": "The weather in a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 40}},
+            "required": ["city"],
+        },
     },
 }
 question = "How is the weather in Lima?"
-answer = model.chat(question, tools=[weather], tool_choice="required", parallel_tool_calls=False, max_tokens=120)
+answer = model.chat(
+    question, tools=[weather], tool_choice="required", parallel_tool_calls=False, max_tokens=120, temperature=0
+)
 for call in answer.tool_calls:
     print(call.name, call.parsed())
 assert answer.tool_calls[0].name == "get_weather"
