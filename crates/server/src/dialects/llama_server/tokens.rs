@@ -37,24 +37,10 @@ enum TextOrToken {
 impl TokenizeRequest {
     /// The request that the fields of a body are.
     pub fn new(fields: &Fields<'_>, served: &ServedModel) -> Result<TokenizeRequest, ApiError> {
-        // A text in `prompt` is vLLM's form.
-        let is_prompt = fields.value("content").is_none() && fields.value("prompt").is_some();
-        let name = if is_prompt { "prompt" } else { "content" };
-        let wrong = || fields.error(name, "must be a text, or a list of texts and tokens");
-        let count = served.model.tokenizer()?.token_count();
-        let part = |part: &Value| match part {
-            Value::String(text) => Ok(TextOrToken::Text(text.clone())),
-            part => {
-                let token = part.as_u64().and_then(|token| u32::try_from(token).ok()).ok_or_else(wrong)?;
-                check_token(fields, name, token, count)?;
-                Ok(TextOrToken::Token(token))
-            }
-        };
-        let parts = match fields.value(name).ok_or_else(|| fields.missing(name))? {
-            Value::Array(parts) => parts.iter().map(part).collect::<Result<_, ApiError>>()?,
-            Value::String(text) => vec![TextOrToken::Text(text.clone())],
-            _ => return Err(wrong()),
-        };
+        // A text in `prompt` is vLLM's form. What is not used must be right all the same.
+        let (content, prompt) = (parts_of(fields, "content", served)?, parts_of(fields, "prompt", served)?);
+        let is_prompt = content.is_none() && prompt.is_some();
+        let parts = content.or(prompt).ok_or_else(|| fields.missing("content"))?;
         Ok(TokenizeRequest {
             parts,
             add_special: fields
@@ -89,6 +75,30 @@ impl TokenizeRequest {
             }
         }
         Ok(tokens)
+    }
+}
+
+/// The texts and tokens of a field, if it is there.
+fn parts_of(
+    fields: &Fields<'_>,
+    name: &str,
+    served: &ServedModel,
+) -> Result<Option<Vec<TextOrToken>>, ApiError> {
+    let wrong = || fields.error(name, "must be a text, or a list of texts and tokens");
+    let count = served.model.tokenizer()?.token_count();
+    let part = |part: &Value| match part {
+        Value::String(text) => Ok(TextOrToken::Text(text.clone())),
+        part => {
+            let token = part.as_u64().and_then(|token| u32::try_from(token).ok()).ok_or_else(wrong)?;
+            check_token(fields, name, token, count)?;
+            Ok(TextOrToken::Token(token))
+        }
+    };
+    match fields.value(name) {
+        None => Ok(None),
+        Some(Value::Array(parts)) => parts.iter().map(part).collect::<Result<_, ApiError>>().map(Some),
+        Some(Value::String(text)) => Ok(Some(vec![TextOrToken::Text(text.clone())])),
+        Some(_) => Err(wrong()),
     }
 }
 
