@@ -24,7 +24,7 @@
 //! Results depend neither on the number of threads nor on how rows of weights are distributed among them. They do not
 //! depend on the number of rows, either, up to [`ActivationFormat::few_rows`]: sums are formed in the same order for one
 //! row and for several. With F32 weights, and with F16 and BF16 weights except on AMX, that holds for any number of rows:
-//! the columns of a row are added up in panels of [`FLOAT_PANEL`], and the panels one after the other.
+//! the columns of a row are added up in panels of `FLOAT_PANEL`, and the panels one after the other.
 
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels use every format"))]
 mod activations;
