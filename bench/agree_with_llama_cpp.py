@@ -23,6 +23,7 @@ import encoder_models
 import llama_peer
 import moe_models
 import other_models
+import random_blocks
 import recurrent_models
 
 # Longer than the windows of the models that have one.
@@ -158,7 +159,7 @@ def write(path, arch, dtype, seed, **options):
         if kind == gguf.GGMLQuantizationType.F32:
             writer.add_tensor(name, values)
         else:
-            writer.add_tensor(name, blocks(values, kind, random), raw_dtype=kind)
+            writer.add_tensor(name, random_blocks.blocks(values, kind, random), raw_dtype=kind)
 
     def vector(name, shape, middle=1.0, spread=0.5):
         writer.add_tensor(name, random.uniform(middle - spread, middle + spread, shape).astype(np.float32))
@@ -208,39 +209,6 @@ def write_layer(s, name, matrix, vector):
         vector(name + "attn_k_norm.weight", shape(s.kv_heads), 1.5)
 
 
-# Byte offsets of the f16 scales in a block, and the ratio between them that centres values at zero, for the types that
-# the package `gguf` cannot quantize to.
-SCALES = {"Q2_K": [(80, 1.0), (82, 1.5)], "Q3_K": [(108, 1.0)], "Q4_K": [(0, 1.0), (2, 7.5)],
-          "Q5_K": [(0, 1.0), (2, 15.5)], "Q6_K": [(208, 1.0)], "MXFP4": [], "NVFP4": [], "IQ1_M": []}
-SCALES |= {name: [(0, 1.0)] for name in ("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS")}
-
-
-def blocks(values, kind, random):
-    """The quantized values, or random blocks of the same standard deviation where the package cannot quantize."""
-    if kind.name not in SCALES:
-        return gguf.quants.quantize(values, kind)
-    size, bytes_ = gguf.GGML_QUANT_SIZES[kind]
-    rows, cols = values.shape
-    data = random.integers(0, 256, (rows * cols // size, bytes_), dtype=np.uint8)
-
-    def scale(unit):
-        if kind.name == "MXFP4":
-            data[:, 0] = round(127 + np.log2(unit))
-        elif kind.name == "NVFP4":
-            data[:, :4] = gguf.quants.NVFP4.fp32_to_ue4m3(np.array([unit]))
-        elif kind.name == "IQ1_M":
-            # The f16 scale is in four high nibbles, the lowest first.
-            for place, at in enumerate((49, 51, 53, 55)):
-                nibble = int(np.float16(unit).view(np.uint16)) >> 4 * place & 15
-                data[:, at] = data[:, at] & 15 | nibble << 4
-        for at, ratio in SCALES[kind.name]:
-            data[:, at:at + 2] = np.frombuffer(np.float16(unit * ratio).tobytes(), dtype=np.uint8)
-
-    scale(1.0)
-    scale(values.std() / gguf.quants.dequantize(data, kind).std())
-    return data.reshape(rows, -1)
-
-
 def cases():
     """Architecture, weight type and options of every model."""
     for arch in ("llama", "qwen2", "qwen3"):
@@ -286,6 +254,9 @@ def cases():
     yield from moe_models.layouts()
     yield from moe_models.without_biases()
     yield from recurrent_models.scaled()
+    # As many layers as the 27B model, whose scores are scaled by the width per head.
+    yield "gemma2", "F32", dict(layers=46, width=128, heads=2, kv_heads=1, key_length=32)
+    yield from moe_models.quantized()
 
 
 # Beginnings of the descriptions of cases that the peer's version is known not to load.
@@ -321,10 +292,16 @@ def main():
             writer = other_models.WRITERS.get(arch) or (has_own.write if has_own else write)
             writer = encoder_models.write if "encoder" in options else writer
             writer(path, arch, dtype, seed, **options)
-            peer_path = path
+            # What llama.cpp does not load, and on some CPUs not compute: other layouts of experts, and quantized matrices that expand
+            # keys and values. It gets the same weights in stacks, and as floats.
+            peer_path, of_peer = path, {}
             if "layout" in options:
-                peer_path = os.path.join(folder, f"{seed}-stacked.gguf")
-                writer(peer_path, arch, dtype, seed, **{**options, "layout": "stacked"})
+                of_peer["layout"] = "stacked"
+            if dtype == "Q8_0" and options.get("mla", {}).get("split"):
+                of_peer["float_expansion"] = True
+            if of_peer:
+                peer_path = os.path.join(folder, f"{seed}-peer.gguf")
+                writer(peer_path, arch, dtype, seed, **{**options, **of_peer})
             theirs = (peer_vectors if "encoder" in options else peer_logits)(library, peer_path, options)
             if theirs is None:
                 known = any(name.startswith(beginning) for beginning in NOT_LOADED)

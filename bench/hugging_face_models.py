@@ -28,7 +28,7 @@ MLA = dict(num_key_value_heads=4, kv_lora_rank=32, qk_rope_head_dim=8, qk_nope_h
            n_routed_experts=4, n_shared_experts=1, n_group=2, topk_group=1)
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}
-# Class of the model: class of its configuration, and what differs from BASE.
+# Class of the model, with a suffix where it has several: class of its configuration, and what differs from BASE.
 MODELS = {
     "LlamaForCausalLM": ("LlamaConfig", dict(rope_parameters=LLAMA3)),
     "MistralForCausalLM": ("MistralConfig", dict(sliding_window=8, head_dim=16)),
@@ -64,6 +64,9 @@ MODELS = {
                           interleave_moe_layer_step=1, attention_chunk_size=8192, use_qk_norm=True)),
     # llama.cpp takes 27 layers for the sign of a model without low-rank queries.
     "DeepseekV2ForCausalLM": ("DeepseekV2Config", dict(MOE, **MLA, num_hidden_layers=27, q_lora_rank=None, head_dim=8, topk_method="greedy")),
+    # DeepSeek V2 of full size: the score of a group is that of its best expert.
+    "DeepseekV2ForCausalLM-groups": ("DeepseekV2Config", {**MOE, **MLA, "num_hidden_layers": 3, "q_lora_rank": 24, "head_dim": 8, "n_routed_experts": 16, "num_experts": 16, "num_local_experts": 16,
+                                     "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"}),
     "DeepseekV3ForCausalLM": ("DeepseekV3Config", dict(MOE, **MLA, q_lora_rank=24, norm_topk_prob=True, routed_scaling_factor=2.5)),
     "Qwen3NextForCausalLM": ("Qwen3NextConfig", dict(MOE, **LINEAR, shared_expert_intermediate_size=32)),
     "Qwen3_5ForCausalLM": ("Qwen3_5TextConfig", {**LINEAR, **MROPE}),
@@ -95,7 +98,7 @@ def write(folder, name):
     torch.manual_seed(sum(map(ord, name)))
     config = getattr(transformers, config_name)(**{**BASE, **options})
     config._attn_implementation = "eager"
-    model = getattr(transformers, name)(config).eval().float()
+    model = getattr(transformers, name.split("-")[0])(config).eval().float()
     with torch.no_grad():
         # Only what is saved: other buffers are constants of the architecture.
         for key, value in model.state_dict(keep_vars=True).items():

@@ -2,6 +2,8 @@
 import gguf
 import numpy as np
 
+import random_blocks
+
 
 class Random:
     """A model file with random tensors."""
@@ -26,17 +28,21 @@ class Random:
             elif value is not None:
                 self.writer.add_array(name, value)
 
-    def matrix(self, name, *shape, size=1.0, dtype=None):
+    def matrix(self, name, *shape, size=1.0, dtype=None, as_floats=False):
         values = (self.random.standard_normal(shape) * size / np.sqrt(shape[-1])).astype(np.float32)
-        self.put(name, values, dtype)
+        self.put(name, values, dtype, as_floats)
 
-    def put(self, name, values, dtype=None):
-        """A tensor of these values."""
+    def put(self, name, values, dtype=None, as_floats=False):
+        """A tensor of these values, or of random ones where the package cannot quantize; `as_floats` as they are after quantization."""
         kind = gguf.GGMLQuantizationType[dtype] if dtype else self.dtype
         if kind == gguf.GGMLQuantizationType.F32:
             self.writer.add_tensor(name, values)
+            return
+        data = random_blocks.blocks(values, kind, self.random)
+        if as_floats:
+            self.writer.add_tensor(name, gguf.quants.dequantize(data, kind).astype(np.float32))
         else:
-            self.writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+            self.writer.add_tensor(name, data, raw_dtype=kind)
 
     def vector(self, name, *shape, middle=0.0, spread=0.5):
         values = self.random.uniform(middle - spread, middle + spread, shape)
@@ -55,9 +61,11 @@ class Random:
 def write(path, arch, dtype, seed, width=96, heads=3, kv_heads=1, key_length=32, layers=2, vocabulary=128, tied=False,
           biases=False, experts=6, used=2, inner=64, dense_inner=128, dense=0, shared=None, layout="stacked", keys=None,
           query_norms=None, selection_bias=False, all_biases=False, sinks=False, second_norm="ffn_norm",
-          shared_gate=False, nextn=0, mla=None, rope_dims=None, output_bias=False, branch=1.0):
+          shared_gate=False, nextn=0, mla=None, rope_dims=None, output_bias=False, branch=1.0,
+          expert_dtype=None, float_expansion=False):
     """A random model with experts. `layout` is how the file has them; `mla` the ranks and lengths of latent attention;
-    `branch` the size of what a layer adds: in deep models, large ones would multiply rounding errors."""
+    `branch` the size of what a layer adds: in deep models, large ones would multiply rounding errors. `expert_dtype` is the
+    type of the experts' matrices, if it differs; with `float_expansion` those that expand keys and values are dequantized."""
     model = Random(path, arch, seed, dtype)
     blocks = layers + nextn
     model.keys({"block_count": blocks, "context_length": 4096, "embedding_length": width,
@@ -79,7 +87,7 @@ def write(path, arch, dtype, seed, width=96, heads=3, kv_heads=1, key_length=32,
         model.norm(name + "attn_norm", width)
         model.norm(name + second_norm, width)
         if mla:
-            latent_attention(model, name, width, heads, branch, **mla)
+            latent_attention(model, name, width, heads, branch, float_expansion, **mla)
         else:
             attention(model, name, width, heads, kv_heads, key_length, biases, output_bias, query_norms, branch)
         if sinks:
@@ -88,7 +96,8 @@ def write(path, arch, dtype, seed, width=96, heads=3, kv_heads=1, key_length=32,
             for part, shape in (("gate", (dense_inner, width)), ("up", (dense_inner, width)), ("down", (width, dense_inner))):
                 model.matrix(f"{name}ffn_{part}.weight", *shape)
         else:
-            mixture(model, name, width, experts, inner, shared, layout, selection_bias, all_biases, shared_gate, branch)
+            mixture(model, name, width, experts, inner, shared, layout, selection_bias, all_biases, shared_gate, branch,
+                    expert_dtype)
         if layer >= layers:
             model.matrix(name + "nextn.eh_proj.weight", width, 2 * width)
             model.norm(name + "nextn.enorm", width)
@@ -111,7 +120,7 @@ def attention(model, name, width, heads, kv_heads, length, biases, output_bias, 
         model.vector(name + "attn_k_norm.weight", kv_heads * length, middle=1.5)
 
 
-def latent_attention(model, name, width, heads, branch, rank, query_rank, plain, rope, value, split):
+def latent_attention(model, name, width, heads, branch, as_floats, rank, query_rank, plain, rope, value, split):
     """DeepSeek's attention: `split` files have the two matrices that expand keys and values apart."""
     if query_rank:
         model.matrix(name + "attn_q_a.weight", query_rank, width)
@@ -123,14 +132,14 @@ def latent_attention(model, name, width, heads, branch, rank, query_rank, plain,
     model.norm(name + "attn_kv_a_norm", rank)
     if split:
         # The rows are those of the product with a query, so that their length is the plain part's.
-        model.matrix(name + "attn_k_b.weight", heads, rank, plain)
-        model.matrix(name + "attn_v_b.weight", heads, value, rank)
+        model.matrix(name + "attn_k_b.weight", heads, rank, plain, as_floats=as_floats)
+        model.matrix(name + "attn_v_b.weight", heads, value, rank, as_floats=as_floats)
     else:
         model.matrix(name + "attn_kv_b.weight", heads * (plain + value), rank)
     model.matrix(name + "attn_output.weight", width, heads * value, size=branch)
 
 
-def mixture(model, name, width, experts, inner, shared, layout, selection_bias, all_biases, shared_gate, branch):
+def mixture(model, name, width, experts, inner, shared, layout, selection_bias, all_biases, shared_gate, branch, dtype):
     model.matrix(name + "ffn_gate_inp.weight", experts, width, size=3.0, dtype="F32")
     if selection_bias:
         model.vector(name + "exp_probs_b.bias", experts, spread=0.3)
@@ -147,9 +156,9 @@ def mixture(model, name, width, experts, inner, shared, layout, selection_bias, 
     for part, values in weights.items():
         if layout == "apart":
             for expert in range(experts):
-                model.put(f"{name}ffn_{part}.{expert}.weight", values[expert])
+                model.put(f"{name}ffn_{part}.{expert}.weight", values[expert], dtype)
         else:
-            model.put(f"{name}ffn_{part}_exps.weight", values)
+            model.put(f"{name}ffn_{part}_exps.weight", values, dtype)
     for part, values in vectors.items():
         model.writer.add_tensor(f"{name}ffn_{part}_exps.bias", values)
     if all_biases:
@@ -187,6 +196,18 @@ def without_biases():
     yield "qwen2moe", "F32", dict(experts=6, keys=keys, shared=96, shared_gate=True)
     options = next(glm())[1]
     yield "glm4moe", "F32", dict(options, experts=6, biases=False)
+
+
+def quantized():
+    """Models whose experts have the types that published files have, and the split layout of latent attention quantized."""
+    options = next(gpt_oss())[1]
+    for dtype, of_experts in (("Q8_0", "MXFP4"), ("F16", "MXFP4"), ("MXFP4", None)):
+        yield "gpt-oss", dtype, dict(options, experts=8, used=4, expert_dtype=of_experts)
+    keys = {"expert_feed_forward_length": 256}
+    for dtype in ("Q4_0", "Q4_K", "Q6_K", "IQ4_XS"):
+        yield "qwen3moe", "Q8_0", dict(experts=8, used=3, width=256, inner=256, query_norms="head", keys=keys, expert_dtype=dtype)
+    for options in (dict(), dict(keys=V3, experts=16, used=3, selection_bias=True)):
+        yield "deepseek2", "Q8_0", {"experts": 6, **latent(64, 64, 32, 32, 32, True, layers=3, heads=4, width=128, **options)}
 
 
 def models():
@@ -244,33 +265,37 @@ def smallthinker():
     yield "smallthinker", dict(keys={key: windows[key] for key in list(windows)[:2]}, dtype="Q8_0", width=128, heads=4)
 
 
-def deepseek():
-    def latent(rank, query_rank, plain, rope, value, split, **more):
-        keys = {"attention.kv_lora_rank": rank, "rope.dimension_count": rope, "expert_feed_forward_length": 64,
-                "expert_shared_count": 2}
-        if query_rank:
-            keys["attention.q_lora_rank"] = query_rank
-        if split:
-            keys.update({"attention.head_count_kv": 1, "attention.key_length": rank + rope, "attention.value_length": rank,
-                         "attention.key_length_mla": plain + rope, "attention.value_length_mla": value})
-        else:
-            keys.update({"attention.head_count_kv": more.get("heads", 3), "attention.key_length": plain + rope,
-                         "attention.value_length": value})
-        keys.update(more.pop("keys", {}))
-        mla = dict(rank=rank, query_rank=query_rank, plain=plain, rope=rope, value=value, split=split)
-        return dict(mla=mla, keys=keys, shared=128, dense=1, **more)
+def latent(rank, query_rank, plain, rope, value, split, **more):
+    """Options of a model with multi-head latent attention."""
+    keys = {"attention.kv_lora_rank": rank, "rope.dimension_count": rope, "expert_feed_forward_length": 64,
+            "expert_shared_count": 2}
+    if query_rank:
+        keys["attention.q_lora_rank"] = query_rank
+    if split:
+        keys.update({"attention.head_count_kv": 1, "attention.key_length": rank + rope, "attention.value_length": rank,
+                     "attention.key_length_mla": plain + rope, "attention.value_length_mla": value})
+    else:
+        keys.update({"attention.head_count_kv": more.get("heads", 3), "attention.key_length": plain + rope,
+                     "attention.value_length": value})
+    keys.update(more.pop("keys", {}))
+    mla = dict(rank=rank, query_rank=query_rank, plain=plain, rope=rope, value=value, split=split)
+    return dict(mla=mla, keys=keys, shared=128, dense=1, **more)
 
-    v3 = {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 2.5, "expert_group_count": 4,
-          "expert_group_used_count": 2}
+
+V3 = {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 2.5, "expert_group_count": 4,
+      "expert_group_used_count": 2}
+
+
+def deepseek():
     yarn = dict(YARN, **{"rope.scaling.yarn_log_multiplier": 0.0707})
     one = dict(YARN, **{"rope.scaling.yarn_log_multiplier": 0.1})
     for split in (True, False):
         yield "deepseek2", latent(64, 48, 32, 16, 32, split, layers=3)
         yield "deepseek2", latent(32, 32, 32, 8, 64, split, layers=2, keys=yarn, heads=5)
-        yield "deepseek2", latent(32, 32, 16, 8, 16, split, layers=3, keys=dict(v3, **one), experts=16, used=3,
+        yield "deepseek2", latent(32, 32, 16, 8, 16, split, layers=3, keys=dict(V3, **one), experts=16, used=3,
                                   selection_bias=True)
         yield "deepseek2", latent(64, None, 32, 16, 32, split, layers=27, keys=yarn, heads=4, width=64, branch=0.1)
-    yield "deepseek2", latent(64, 48, 32, 16, 32, True, layers=2, tied=True, keys=v3, experts=12, used=5, selection_bias=True)
+    yield "deepseek2", latent(64, 48, 32, 16, 32, True, layers=2, tied=True, keys=V3, experts=12, used=5, selection_bias=True)
     # llama.cpp on some CPUs cannot compute quantized models of the other layout.
     yield "deepseek2", latent(64, 64, 32, 32, 32, False, layers=3, dtype="Q8_0", heads=4, width=128)
-    yield "deepseek2", latent(64, 48, 32, 16, 32, True, layers=3, nextn=1, keys=v3, experts=8, used=4, selection_bias=True)
+    yield "deepseek2", latent(64, 48, 32, 16, 32, True, layers=3, nextn=1, keys=V3, experts=8, used=4, selection_bias=True)

@@ -1822,10 +1822,24 @@ qd_tensor qd_cross_entropy_loss(qd_builder *builder, qd_tensor logits, qd_tensor
 // Threads: one at a time for each builder.
 qd_tensor qd_arange(qd_builder *builder, float start, float stop, float step);
 
-// The experts of each token: scores `[t, e]` → ids `[t, used]` (I32), from the best `groups_used` of `groups` groups.
+// The experts of each token: scores `[t, e]` → ids `[t, used]` (I32), from the best `groups_used` of `groups` groups. The score
+// of a group is the sum of its two largest.
 //
 // Threads: one at a time for each builder.
-qd_tensor qd_select_experts(qd_builder *builder, qd_tensor scores, size_t used, size_t groups, size_t groups_used);
+qd_tensor qd_select_experts(qd_builder *builder,
+                            qd_tensor scores,
+                            size_t used,
+                            size_t groups,
+                            size_t groups_used);
+
+// `qd_select_experts` where the score of a group is its largest.
+//
+// Threads: one at a time for each builder.
+qd_tensor qd_select_experts_by_largest(qd_builder *builder,
+                                       qd_tensor scores,
+                                       size_t used,
+                                       size_t groups,
+                                       size_t groups_used);
 
 // The weights of selected experts: probabilities `[t, e]`, ids `[t, u]` → `[t, u]`; their softmax, or divided by their sum,
 // and times `scale`.

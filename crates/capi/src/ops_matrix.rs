@@ -1,6 +1,6 @@
 //! Products of matrices, rows by index, reductions, and experts.
 
-use quadriga::graph::{DeltaRuleInputs, ExpertWeights, GatedDeltaRule, Order, SelectExperts};
+use quadriga::graph::{DeltaRuleInputs, ExpertWeights, GatedDeltaRule, GroupScore, Order, SelectExperts};
 
 use crate::builder::{add, qd_builder};
 use crate::tensor::{QD_NO_TENSOR, qd_tensor};
@@ -151,7 +151,8 @@ pub extern "C" fn qd_arange(builder: *mut qd_builder, start: f32, stop: f32, ste
     add(builder, "arange", |c| Ok(c.builder()?.arange(start, stop, step)))
 }
 
-/// The experts of each token: scores `[t, e]` → ids `[t, used]` (I32), from the best `groups_used` of `groups` groups.
+/// The experts of each token: scores `[t, e]` → ids `[t, used]` (I32), from the best `groups_used` of `groups` groups. The score
+/// of a group is the sum of its two largest.
 ///
 /// Threads: one at a time for each builder.
 #[unsafe(no_mangle)]
@@ -163,7 +164,25 @@ pub extern "C" fn qd_select_experts(
     groups_used: usize,
 ) -> qd_tensor {
     add(builder, "select_experts", |c| {
-        Ok(c.value(scores)?.select_experts(SelectExperts { used, groups, groups_used }))
+        let group_score = GroupScore::TopTwo;
+        Ok(c.value(scores)?.select_experts(SelectExperts { used, groups, groups_used, group_score }))
+    })
+}
+
+/// `qd_select_experts` where the score of a group is its largest.
+///
+/// Threads: one at a time for each builder.
+#[unsafe(no_mangle)]
+pub extern "C" fn qd_select_experts_by_largest(
+    builder: *mut qd_builder,
+    scores: qd_tensor,
+    used: usize,
+    groups: usize,
+    groups_used: usize,
+) -> qd_tensor {
+    add(builder, "select_experts", |c| {
+        let group_score = GroupScore::Max;
+        Ok(c.value(scores)?.select_experts(SelectExperts { used, groups, groups_used, group_score }))
     })
 }
 

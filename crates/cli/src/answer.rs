@@ -295,6 +295,11 @@ impl AnswerOptions {
             ..GeneratorOptions::default()
         })
     }
+
+    /// Whether answers must satisfy a schema or a grammar.
+    pub(crate) fn is_constrained(&self) -> bool {
+        self.grammar.is_given()
+    }
 }
 
 /// The text of a file.
@@ -371,8 +376,7 @@ pub(crate) fn stream(
 /// The name of a finish reason in JSON.
 pub(crate) fn finish_name(finish: Option<Finish>) -> &'static str {
     match finish {
-        Some(Finish::End) => "end",
-        Some(Finish::Stop(_) | Finish::StopToken(_)) => "stop",
+        Some(Finish::End | Finish::Stop(_) | Finish::StopToken(_)) => "stop",
         Some(Finish::Length) => "length",
         Some(Finish::Context) => "context",
         Some(Finish::Cancelled) | None => "interrupted",

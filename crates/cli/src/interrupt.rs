@@ -1,7 +1,7 @@
 //! Ctrl-C, and SIGTERM where files are written. By default they end the process; a stage that must clean up or keep a result catches
 //! them.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The exit code after Ctrl-C: 128 plus the number of SIGINT.
@@ -13,10 +13,10 @@ const TERMINATED: u8 = 143;
 /// Whether it was SIGTERM.
 static IS_TERMINATED: AtomicBool = AtomicBool::new(false);
 
-/// Whether a [`CtrlC`] guard is alive.
-static CAUGHT: AtomicBool = AtomicBool::new(false);
+/// How many [`CtrlC`] guards are alive.
+static GUARDS: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether Ctrl-C was pressed since the guard was made.
+/// Whether Ctrl-C was pressed since the first of the living guards was made.
 static PENDING: AtomicBool = AtomicBool::new(false);
 
 /// A cancellation flag that the handler sets, too.
@@ -35,6 +35,12 @@ pub(crate) fn exit_code() -> u8 {
 pub(crate) fn install() {
     // Without the handler the signal's default action still ends the process.
     let _ = ctrlc::set_handler(|| record(false));
+    // Past a limit on the size of files, writes fail like those to a full disk, instead of ending the process.
+    // SAFETY: nothing is called by the signal from now on.
+    #[cfg(unix)]
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN)
+    };
 }
 
 /// Records a signal, or ends the process.
@@ -42,7 +48,7 @@ fn record(is_terminated: bool) {
     if is_terminated {
         IS_TERMINATED.store(true, Ordering::SeqCst);
     }
-    if !CAUGHT.load(Ordering::SeqCst) || PENDING.swap(true, Ordering::SeqCst) {
+    if GUARDS.load(Ordering::SeqCst) == 0 || PENDING.swap(true, Ordering::SeqCst) {
         if !is_terminated {
             note!("");
         }
@@ -86,11 +92,37 @@ fn handle_termination() -> std::io::Result<()> {
 /// A guard: while it lives, the first Ctrl-C is recorded instead of ending the process.
 pub(crate) struct CtrlC(());
 
-/// Catches Ctrl-C until the guard is dropped.
+/// Catches Ctrl-C until the guard is dropped, and those that were made before it.
 pub(crate) fn catch() -> CtrlC {
-    PENDING.store(false, Ordering::SeqCst);
-    CAUGHT.store(true, Ordering::SeqCst);
+    if GUARDS.fetch_add(1, Ordering::SeqCst) == 0 {
+        PENDING.store(false, Ordering::SeqCst);
+    }
     CtrlC(())
+}
+
+/// While it lives, SIGTERM does nothing.
+pub(crate) struct NoTermination {
+    #[cfg(unix)]
+    before: libc::sighandler_t,
+}
+
+/// Ignores SIGTERM until the guard is dropped.
+pub(crate) fn ignore_termination() -> NoTermination {
+    NoTermination {
+        // SAFETY: nothing is called by the signal from now on.
+        #[cfg(unix)]
+        before: unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) },
+    }
+}
+
+impl Drop for NoTermination {
+    fn drop(&mut self) {
+        #[cfg(unix)]
+        if self.before != libc::SIG_ERR {
+            // SAFETY: what the signal did before is still there: handlers are functions of the program.
+            unsafe { libc::signal(libc::SIGTERM, self.before) };
+        }
+    }
 }
 
 /// Catches Ctrl-C to the end of the process, for a stage that has a handler of its own: the one here runs on a thread, perhaps only
@@ -119,7 +151,7 @@ impl CtrlC {
 
 impl Drop for CtrlC {
     fn drop(&mut self) {
-        CAUGHT.store(false, Ordering::SeqCst);
+        GUARDS.fetch_sub(1, Ordering::SeqCst);
         set_cancel_flag(None);
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use quadriga_llm::default_model::cache_folder;
 use quadriga_llm::placement::{CpuOptions, Devices};
-use quadriga_runtime::{DeviceKind, Rates, WeightStreaming};
+use quadriga_runtime::{DeviceKind, Rates};
 use quadriga_view::Limits;
 
 use crate::atomic_file::AtomicFile;
@@ -45,22 +45,6 @@ pub(crate) fn rates_of_ranks(folder: Option<&Path>, devices: &Devices, ranks: us
     let launch = own.map_or(shared.launch, |own| own.launch);
     rates.push((all.backend, Rates { launch, ..shared }));
     rates
-}
-
-/// The bytes per second that were measured on the CPU with so many threads.
-pub(crate) fn cpu_read_rate(folder: Option<&Path>, cpu: CpuOptions) -> Option<f64> {
-    let backend = cpu.open(false).ok()?;
-    let limits = Limits::of(&*backend, &load(folder));
-    limits.measured.then_some(limits.read)
-}
-
-/// When weights are streamed to an accelerator, by the rates that were measured on this machine; `None` without them.
-pub(crate) fn streaming(folder: Option<&Path>, devices: &Devices) -> Option<WeightStreaming> {
-    let known = load(folder);
-    let (accelerator, backends) = (devices.accelerators().first()?, devices.backends());
-    let [accelerator, cpu] = [accelerator, backends.last()?].map(|backend| Limits::of(&**backend, &known));
-    let measured = accelerator.measured && cpu.measured;
-    WeightStreaming::for_rates(cpu.int8, accelerator.upload).filter(|_| measured)
 }
 
 /// Stores new limits beside those of other devices and returns the path of the file.

@@ -31,6 +31,7 @@ mod interrupt;
 mod kernel_progress;
 mod known_limits;
 mod kv_pages;
+mod llama_environment;
 mod llama_options;
 mod lora;
 mod model_argument;
@@ -42,6 +43,8 @@ mod piped_input;
 mod placement_options;
 mod prepared_model;
 mod prompt_cache;
+mod rank_devices;
+mod rank_threads;
 mod ranks;
 mod recording;
 mod serving_options;
@@ -186,18 +189,27 @@ fn parser() -> clap::Command {
 pub fn main_with_args(line: impl IntoIterator<Item = OsString>) -> u8 {
     let mut parser = parser();
     let outcome = command_line::normalize(line.into_iter(), &parser).and_then(|line| {
-        let parsed = parser.try_get_matches_from_mut(line);
+        let mut parsed = parser.try_get_matches_from_mut(line.clone());
+        if let Ok(matches) = &parsed
+            && let Some(extended) = llama_environment::extended(&line, &parser, matches)?
+        {
+            let again = parser.try_get_matches_from_mut(extended.words.iter());
+            parsed = Ok(again.map_err(|error| extended.failure(&error))?);
+        }
         let arguments = match parsed.and_then(|matches| Arguments::from_arg_matches(&matches)) {
             Ok(arguments) => arguments,
             Err(error) => {
                 let mut error = error.with_cmd(&parser);
                 // The advice to put an unknown option behind `--`, where it would be part of the prompt.
                 error.remove(ContextKind::Suggested);
-                // Help and version go to standard output; where that is closed, nobody reads them.
+                let code = u8::try_from(error.exit_code()).unwrap_or(2);
                 if !ranks::was_launched_after_the_first() {
+                    // Help and version go to standard output; where that is closed, nobody reads them.
                     let _ = error.print();
+                } else if code != 0 {
+                    ranks::wait_for_the_first();
                 }
-                return Ok(u8::try_from(error.exit_code()).unwrap_or(2));
+                return Ok(code);
             }
         };
         environment::check()?;
@@ -210,6 +222,9 @@ pub fn main_with_args(line: impl IntoIterator<Item = OsString>) -> u8 {
             step: options.rank_step_timeout,
         });
         ranks::start(timeouts)?;
+        if let Some(options) = arguments.command.of_ranks() {
+            options.explain_parallelism();
+        }
         ranks::guarded(|| execute(&arguments.command)).map(|()| 0)
     });
     ranks::end(outcome)

@@ -72,7 +72,7 @@ pub(crate) fn split<'t>(
 fn is_model_file(text: &str) -> bool {
     let path = Path::new(text);
     let named = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
-    (named && (path.exists() || !text.contains(char::is_whitespace))) || has_magic(path)
+    named || has_magic(path)
 }
 
 fn has_magic(path: &Path) -> bool {

@@ -9,7 +9,7 @@ use quadriga_gguf::File;
 use quadriga_graph::DType;
 use quadriga_llm::models::{NeuronMode, Neurons};
 use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, NumaMode, Placement};
-use quadriga_llm::{CacheRows, EngineOptions, Model, NeuronCounts, Parallelism, RequestLoad};
+use quadriga_llm::{CacheRows, EngineOptions, Link, Model, NeuronCounts, Parallelism, RequestLoad};
 use quadriga_models::hub::DEFAULT;
 use quadriga_view::format::plural;
 
@@ -59,6 +59,10 @@ pub(crate) struct ModelOptions {
     /// (tensor=N,pipeline=M), or auto
     #[arg(long, value_name = "HOW", default_value = "auto", value_parser = Parallelism::from_str, help_heading = DEVICE)]
     pub(crate) parallelism: Parallelism,
+    /// Link between the ranks, by which --parallelism auto decides: bits per second with their unit and perhaps a latency, such as 25G or
+    /// 100G,2us, or memory [default: memory where all ranks are on one machine, else 25G]
+    #[arg(long, value_name = "RATE", value_parser = Link::from_str, help_heading = DEVICE)]
+    pub(crate) link: Option<Link>,
     /// Seconds without a heartbeat after which a rank is lost [default: 10]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3600), help_heading = DEVICE)]
     pub(crate) rank_timeout: Option<u64>,
@@ -92,7 +96,8 @@ pub(crate) struct ModelOptions {
     /// Keep the whole context in layers with a sliding window, too: going back is free, but takes memory
     #[arg(long, help_heading = MODEL)]
     swa_full: bool,
-    /// Saved states to go back to, for models that forget (sliding windows, recurrent layers) [default: 4]
+    /// Saved states to go back to, for models that forget (sliding windows, recurrent layers); `serve` and `batch` have so many for
+    /// all requests, and of recurrent layers one more for each [default: 4]
     #[arg(long, alias = "ctx-checkpoints", value_name = "N", help_heading = MODEL)]
     checkpoints: Option<usize>,
     /// Neurons of rectified feed-forward networks: exact skips those that are inactive, predicted those that the file's
@@ -178,6 +183,7 @@ impl ModelOptions {
             threads,
             numa: None,
             parallelism: Parallelism::AUTO,
+            link: None,
             rank_timeout: None,
             rank_step_timeout: None,
             batch: None,
@@ -215,7 +221,15 @@ impl ModelOptions {
     pub(crate) fn fits(&self, model: &std::path::Path) -> Outcome<bool> {
         let options =
             ModelOptions { model: Some(model.to_owned()), hf_repo: None, quiet: true, ..self.clone() };
-        let prepared = options.prepare(&options.engine())?;
+        let (whole, opening) = options.open_whole()?;
+        if ranks::are_several() {
+            // A rank that has the file looks for none: this must not wait for it.
+            let free = options.open_devices()?;
+            let free = free.backends().iter().map(|backend| backend.device().free_bytes);
+            let free = free.sum::<Option<u64>>().map(|free| free.saturating_mul(ranks::count() as u64));
+            return Ok(free.is_none_or(|free| whole.file().byte_len() <= free));
+        }
+        let prepared = options.place(whole, opening, &options.engine())?;
         let needed = prepared.placed.forecast.bytes();
         let enough = needed.iter().zip(prepared.devices.backends()).all(|(bytes, backend)| {
             backend.device().free_bytes.is_none_or(|free| bytes.total() + bytes.mapped <= free)
@@ -303,7 +317,7 @@ impl ModelOptions {
     }
 
     /// The model's path; downloads the default model if it is not cached.
-    fn path(&self) -> Outcome<PathBuf> {
+    pub(crate) fn path(&self) -> Outcome<PathBuf> {
         if let Some(name) = self.hf_repo.as_ref().filter(|name| *name != DEFAULT) {
             return self.hub_path(name);
         }
@@ -363,8 +377,45 @@ impl ModelOptions {
         self.place(model, opening, options)
     }
 
-    /// Opens the model; the time that it took.
+    /// Says so if the model is to be divided, and there are no ranks.
+    pub(crate) fn explain_parallelism(&self) {
+        let is_given = self.parallelism.tensor.is_some() || self.parallelism.pipeline.is_some();
+        if is_given && !ranks::are_several() && !self.quiet {
+            note!("quadriga: --parallelism has no effect: there is one rank; mpirun -n 2 starts two");
+        }
+        if self.link.is_some() && !ranks::are_several() && !self.quiet {
+            note!("quadriga: --link has no effect: there is one rank; mpirun -n 2 starts two");
+        }
+    }
+
+    /// Opens the model, of which each of several ranks gets its part; the time that it took.
     pub(crate) fn open(&self) -> Outcome<(Model, Duration)> {
+        let (model, opening) = self.open_whole()?;
+        if !ranks::are_several() {
+            return Ok((model, opening));
+        }
+        let started = Instant::now();
+        if self.placement.splits_rows() {
+            let gpus = self.silent().open_devices()?.accelerators().len();
+            if gpus > 1 {
+                return Err(Failure::Usage(format!(
+                    "--split-mode row divides the model among the {gpus} GPUs of one process, and ranks divide it already; start a rank for each GPU"
+                )));
+            }
+        }
+        let own = || {
+            let devices = self.silent().open_devices()?;
+            let measured = known_limits::rates(self.cache_dir(), &devices);
+            Ok((devices, measured))
+        };
+        let parallelism =
+            Parallelism { cache: Some(self.expected_cache(&model)?), link: self.link, ..self.parallelism };
+        let model = ranks::divide(model, parallelism, &own, self.quiet)?;
+        Ok((model, opening + started.elapsed()))
+    }
+
+    /// Opens the model as one process has it.
+    fn open_whole(&self) -> Outcome<(Model, Duration)> {
         if matches!(self.flash_attn.as_deref(), Some("off" | "0" | "false")) && !self.quiet {
             note!("quadriga: -fa off has no effect: attention never stores a matrix of scores");
         }
@@ -384,12 +435,6 @@ impl ModelOptions {
                 .with_adapters(&adapters)
                 .map_err(|error| Failure::Message(format!("--lora: {error}")))?;
         }
-        let read = || known_limits::cpu_read_rate(self.cache_dir(), self.cpu());
-        let parallelism = match ranks::are_several() {
-            true => Parallelism { cache: Some(self.expected_cache(&model)?), ..self.parallelism },
-            false => self.parallelism,
-        };
-        let model = ranks::divide(model, parallelism, (self.threads, &read), self.quiet)?;
         Ok((model, started.elapsed()))
     }
 
@@ -466,7 +511,7 @@ impl ModelOptions {
         let placement = Placement {
             hot_neurons: self.hot_neurons != "off",
             rates,
-            streaming: known_limits::streaming(self.cache_dir(), &devices),
+            shared_by: ranks::sharing(),
             streaming_batch: match (self.llama.ubatch_size, self.batch) {
                 (None, None) => STREAMING_BATCH,
                 _ => 0,
@@ -492,7 +537,20 @@ impl ModelOptions {
             (model, devices) = (first.model, first.devices);
             (first.placed, first.options)
         } else {
-            placement.plan_with_context(&model, &devices, &options)?
+            let (placed, own) = placement.plan_with_context(&model, &devices, &options)?;
+            // Ranks compute with one context and batch: what the one with least memory has room for.
+            let mut agreed = [own.context, own.batch];
+            if model.ranks().is_some() {
+                ranks::least(&mut agreed)?;
+            }
+            if agreed == [own.context, own.batch] {
+                (placed, own)
+            } else {
+                let [context, batch] = agreed;
+                let fixed = EngineOptions { context, batch, ..options };
+                Placement { streaming_batch: 0, ..placement.clone() }
+                    .plan_with_context(&model, &devices, &fixed)?
+            }
         };
         if !self.quiet {
             let trained = model.hyperparameters().context;
@@ -506,6 +564,9 @@ impl ModelOptions {
                 );
             }
             self.placement.explain(&model, &devices, &self.device, (&placed.forecast, options.expert_slots));
+            if let Some(reason) = placed.neurons_not_divided {
+                note!("quadriga: --hot-neurons has no effect: {reason}");
+            }
             for pattern in &placed.unmatched {
                 note!(
                     "quadriga: -ot {pattern} has no effect: no tensor has such a name (see `quadriga inspect`)"

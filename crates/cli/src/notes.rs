@@ -3,6 +3,9 @@
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+
 use crate::terminal;
 
 /// Whether lines are events of the log.
@@ -26,6 +29,19 @@ pub(crate) fn note(text: &str) {
         Some(warning) => tracing::warn!("{warning}"),
         None => tracing::info!("{text}"),
     }
+}
+
+/// A warning that no level of the log hides.
+pub(crate) fn warning(text: &str) {
+    if !LOGGED.load(Ordering::Relaxed) {
+        return print(&format!("{PROGRAM}WARNING: {text}"));
+    }
+    let mut time = String::new();
+    // Without the time, it is a warning nevertheless.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut time));
+    let line =
+        serde_json::json!({ "timestamp": time, "level": "WARN", "message": text, "target": module_path!() });
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// The line that says why the command failed.

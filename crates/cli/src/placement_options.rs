@@ -3,8 +3,10 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
-use quadriga_llm::Model;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Command, FromArgMatches};
 use quadriga_llm::placement::{Devices, ExpertCache, GpuLayers, Placement, TensorOverride};
+use quadriga_llm::{Adapter, Model};
 use quadriga_runtime::{BackendBytes, Plan};
 use quadriga_view::format::plural;
 
@@ -46,18 +48,8 @@ pub(crate) struct PlacementOptions {
         help_heading = DEVICE
     )]
     vram_budget: Option<u64>,
-    /// Keep the experts of all layers on the CPU, also -cmoe
-    #[arg(long, help_heading = DEVICE)]
-    cpu_moe: bool,
-    /// Keep the experts of the first N layers on the CPU, also -ncmoe
-    #[arg(
-        long,
-        value_name = "N",
-        allow_negative_numbers = true,
-        value_parser = values::whole,
-        help_heading = DEVICE
-    )]
-    n_cpu_moe: Option<usize>,
+    #[command(flatten)]
+    rules: TensorRules,
     /// GPU memory for experts of the CPU, which move there as they are used: bytes such as 4G, 0 for none, or auto for what
     /// is left
     #[arg(
@@ -69,9 +61,74 @@ pub(crate) struct PlacementOptions {
         help_heading = DEVICE
     )]
     expert_cache: ExpertCache,
-    /// Place tensors whose names match, also -ot: REGEX=DEVICE[,REGEX=DEVICE…], the first match decides; repeatable
+}
+
+/// Tensors that are placed whatever the layers are, in the order of the command line, as llama.cpp takes them.
+#[derive(Clone, Default)]
+struct TensorRules {
+    options: TensorRuleOptions,
+    /// Each option in its order: its place on the command line, and what it says.
+    in_order: Vec<TensorRule>,
+}
+
+#[derive(Clone)]
+enum TensorRule {
+    /// The experts of so many layers stay on the CPU.
+    Experts(usize),
+    /// A list of regular expressions and devices.
+    Expressions(String),
+}
+
+#[derive(Clone, Default, clap::Args)]
+struct TensorRuleOptions {
+    /// Keep the experts of all layers on the CPU, also -cmoe. With -ngl auto, free GPU memory is for those in use (see --expert-cache)
+    #[arg(long, help_heading = DEVICE)]
+    cpu_moe: bool,
+    /// Keep the experts of the first N layers on the CPU, also -ncmoe
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        value_parser = values::whole,
+        help_heading = DEVICE
+    )]
+    n_cpu_moe: Option<usize>,
+    /// Place tensors whose names match, also -ot: REGEX=DEVICE[,REGEX=DEVICE…]; repeatable. Of these, --cpu-moe and --n-cpu-moe, the first on the command line that matches decides
     #[arg(long, value_name = "RULES", help_heading = DEVICE)]
     override_tensor: Vec<String>,
+}
+
+impl clap::Args for TensorRules {
+    fn augment_args(command: Command) -> Command {
+        TensorRuleOptions::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        TensorRuleOptions::augment_args_for_update(command)
+    }
+}
+
+impl FromArgMatches for TensorRules {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<TensorRules, clap::Error> {
+        let options = TensorRuleOptions::from_arg_matches(matches)?;
+        let is_given = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
+        let places = |id: &str| {
+            matches.indices_of(id).filter(|_| is_given(id)).into_iter().flatten().collect::<Vec<_>>()
+        };
+        let mut found: Vec<(usize, TensorRule)> = Vec::new();
+        found.extend(places("cpu_moe").into_iter().map(|at| (at, TensorRule::Experts(usize::MAX))));
+        let layers = options.n_cpu_moe.unwrap_or(0);
+        found.extend(places("n_cpu_moe").into_iter().map(|at| (at, TensorRule::Experts(layers))));
+        let lists = options.override_tensor.iter().cloned().map(TensorRule::Expressions);
+        found.extend(places("override_tensor").into_iter().zip(lists));
+        found.sort_by_key(|(at, _)| *at);
+        Ok(TensorRules { options, in_order: found.into_iter().map(|(_, rule)| rule).collect() })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = TensorRules::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 /// How several GPUs divide a model.
@@ -128,6 +185,11 @@ pub(crate) fn gpu_layers(text: &str) -> Result<GpuLayers, &'static str> {
     }
 }
 
+/// Whether an adapter has matrices of experts.
+fn changes_experts(adapter: &Adapter) -> bool {
+    adapter.pairs().any(|(_, pair)| pair.experts().is_some())
+}
+
 impl PlacementOptions {
     /// A number of layers, and nothing else.
     pub(crate) fn new(gpu_layers: GpuLayers) -> PlacementOptions {
@@ -137,10 +199,8 @@ impl PlacementOptions {
             tensor_split: None,
             main_gpu: None,
             vram_budget: None,
-            cpu_moe: false,
-            n_cpu_moe: None,
+            rules: TensorRules::default(),
             expert_cache: ExpertCache::Auto,
-            override_tensor: Vec::new(),
         }
     }
 
@@ -161,8 +221,11 @@ impl PlacementOptions {
     /// The placement that the options describe.
     pub(crate) fn placement(&self) -> Outcome<Placement> {
         let mut overrides = Vec::new();
-        for list in &self.override_tensor {
-            overrides.extend(TensorOverride::parse_list(list)?);
+        for rule in &self.rules.in_order {
+            match rule {
+                TensorRule::Experts(layers) => overrides.push(TensorOverride::experts_on_cpu(*layers)),
+                TensorRule::Expressions(list) => overrides.extend(TensorOverride::parse_list(list)?),
+            }
         }
         Ok(Placement {
             gpu_layers: self.gpu_layers,
@@ -170,7 +233,6 @@ impl PlacementOptions {
             budget: self.vram_budget,
             overrides,
             expert_cache: self.expert_cache,
-            cpu_expert_layers: if self.cpu_moe { usize::MAX } else { self.n_cpu_moe.unwrap_or(0) },
             ..Placement::default()
         })
     }
@@ -228,8 +290,9 @@ impl PlacementOptions {
         (forecast, slots): (&Plan, usize),
     ) {
         let wanted = format!("-ngl {}", self.gpu_layers_text());
-        if self.cpu_moe || self.n_cpu_moe.is_some_and(|layers| layers > 0) {
-            let option = if self.cpu_moe { "--cpu-moe" } else { "--n-cpu-moe" };
+        let TensorRuleOptions { cpu_moe, n_cpu_moe, .. } = self.rules.options;
+        if cpu_moe || n_cpu_moe.is_some_and(|layers| layers > 0) {
+            let option = if cpu_moe { "--cpu-moe" } else { "--n-cpu-moe" };
             if model.hyperparameters().layers.iter().all(|layer| layer.experts.is_none()) {
                 note!("quadriga: {option} has no effect: the model has no experts");
             } else if devices.accelerators().is_empty() {
@@ -242,6 +305,8 @@ impl PlacementOptions {
                 () if model.hyperparameters().layers.iter().all(|layer| layer.experts.is_none()) => {
                     "the model has no experts"
                 }
+                () if model.ranks().is_some() => "several ranks divide the experts",
+                () if model.adapters().iter().any(changes_experts) => "a LoRA adapter changes the experts",
                 () => {
                     "no expert fits beside the rest of the model, or experts are on the GPU already (see --cpu-moe)"
                 }
@@ -250,7 +315,9 @@ impl PlacementOptions {
         }
         let asks = matches!(self.gpu_layers, GpuLayers::All | GpuLayers::Count(1..));
         if devices.accelerators().is_empty() && self.vram_budget.is_some() {
-            note!("quadriga: --vram-budget has no effect: no GPU is used (see `quadriga devices`)");
+            note!(
+                "quadriga: --vram-budget has no effect: no GPU is used (see `quadriga devices`; `--device sim` plans for a GPU of that size)"
+            );
         }
         match devices.accelerators() {
             [] if asks && named.is_empty() => {

@@ -13,7 +13,7 @@ use quadriga_llm::{
 use quadriga_runtime::{Backend, BackendBytes, Plan, Progress};
 use quadriga_view::format::plural;
 
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::{ranks, size};
 
 /// The most tokens by which the cost of a gate threshold is measured.
@@ -57,25 +57,29 @@ impl Prepared {
 
     /// Loads the weights into an engine. Returns it with the seconds since it was opened.
     pub(crate) fn engine(&self) -> Outcome<(Engine, f64)> {
-        if ranks::follows() {
-            return Err(ranks::follow(|| Ok(self.load_engine()?.0.follow()?)));
-        }
-        self.load_engine()
-    }
-
-    fn load_engine(&self) -> Outcome<(Engine, f64)> {
         let options = self.options.clone();
-        self.lead(None)?;
-        self.load(|progress| Engine::new(self.model.clone(), &self.placed.scheduler, options, progress))
+        let load = |progress: &mut dyn FnMut(Progress)| {
+            Engine::new(self.model.clone(), &self.placed.scheduler, options, progress)
+        };
+        self.start(None, load, |mut engine| engine.follow())
     }
 
-    /// Lets further GPUs compute what the first one does, on threads of their own: an engine, or a batcher with these options.
-    fn lead(&self, batcher: Option<&BatcherOptions>) -> Outcome {
+    /// Loads what computes. Every command starts in this way: further GPUs compute what the first one does, on threads of their own, with
+    /// an engine, or a batcher with these options; and ranks after the first `follow` it to its end.
+    fn start<T>(
+        &self,
+        batcher: Option<&BatcherOptions>,
+        load: impl FnOnce(&mut dyn FnMut(Progress)) -> quadriga_llm::Result<T>,
+        follow: impl FnOnce(T) -> quadriga_llm::Result<()>,
+    ) -> Outcome<(T, f64)> {
         let others = std::mem::take(&mut *self.others.lock().unwrap_or_else(PoisonError::into_inner));
         for other in others {
             other.follow(&self.model, batcher.cloned())?;
         }
-        Ok(())
+        match ranks::follows() {
+            true => Err(ranks::follow(|| Ok(follow(self.load(load)?.0)?))),
+            false => self.load(load),
+        }
     }
 
     /// Checks the plan of each GPU that has a part of every layer, or else the only one.
@@ -95,6 +99,13 @@ impl Prepared {
         let most = self.options.context.min(MAX_COMPARED);
         let tokens = tokens.get(..most.min(tokens.len())).unwrap_or_default();
         if threshold == 0.0 || self.quiet || tokens.is_empty() {
+            return Ok(());
+        }
+        if self.model.ranks().is_some() {
+            // They follow one engine.
+            note!(
+                "quadriga: --gate-threshold {threshold}: its KL divergence is measured on one rank only, and several divide the model"
+            );
             return Ok(());
         }
         let engine = |neurons: Neurons| {
@@ -117,12 +128,14 @@ impl Prepared {
     /// Loads the weights into a text generator. Returns it with the seconds since it was opened.
     pub(crate) fn generator(&self, options: GeneratorOptions) -> Outcome<(Generator, f64)> {
         if ranks::follows() {
-            return Err(ranks::follow(|| Ok(self.load_engine()?.0.follow()?)));
+            // Engines are what they follow; it never comes back otherwise.
+            return self.engine().and(Err(Failure::Followed));
         }
         let options = GeneratorOptions { engine: self.options.clone(), ..options };
-        self.lead(None)?;
-        let (mut generator, seconds) = self
-            .load(|progress| Generator::on(self.model.clone(), &self.placed.scheduler, options, progress))?;
+        let load = |progress: &mut dyn FnMut(Progress)| {
+            Generator::on(self.model.clone(), &self.placed.scheduler, options, progress)
+        };
+        let (mut generator, seconds) = self.start(None, load, |_| Ok(()))?;
         if !self.quiet {
             let shared = Arc::clone(&self.prefill_bar);
             generator.observe_prefill(Some(Box::new(move |progress| {
@@ -145,25 +158,19 @@ impl Prepared {
     /// Loads the weights into a batcher. Returns it with the seconds since it was opened.
     pub(crate) fn batcher(&self, options: BatcherOptions) -> Outcome<(Batcher, f64)> {
         let options = BatcherOptions { engine: self.options.clone(), ..options };
-        self.lead(Some(&options))?;
-        let load = || {
-            self.load(|progress| Batcher::new(self.model.clone(), &self.placed.scheduler, options, progress))
+        let own = options.clone();
+        let load = |progress: &mut dyn FnMut(Progress)| {
+            Batcher::new(self.model.clone(), &self.placed.scheduler, own, progress)
         };
-        if ranks::follows() {
-            return Err(ranks::follow(|| Ok(load()?.0.follow_ranks()?)));
-        }
-        load()
+        self.start(Some(&options), load, |mut batcher| batcher.follow_ranks())
     }
 
     /// Loads the weights into an embedder. Returns it with the seconds since it was opened.
     pub(crate) fn embedder(&self, options: EmbedderOptions) -> Outcome<(Embedder, f64)> {
-        let load = || {
-            self.load(|progress| Embedder::new(self.model.clone(), &self.placed.scheduler, options, progress))
+        let load = |progress: &mut dyn FnMut(Progress)| {
+            Embedder::new(self.model.clone(), &self.placed.scheduler, options, progress)
         };
-        if ranks::follows() {
-            return Err(ranks::follow(|| Ok(load()?.0.follow_ranks()?)));
-        }
-        load()
+        self.start(None, load, |mut embedder| embedder.follow_ranks())
     }
 
     /// Removes the progress bar of a prefill that was cancelled or failed.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use quadriga_llm::{Batch, BatchObserver, ExpertCacheUse, Model};
+use quadriga_llm::{Batch, BatchObserver, EngineOptions, ExpertCacheUse, Model};
 use quadriga_runtime::Detail;
 use quadriga_view::format::plural;
 use quadriga_view::{ChromeTrace, Statistics, TracedRun};
@@ -32,6 +32,9 @@ pub(crate) struct RecordOptions {
 
 /// Heading of the help text.
 const PROFILING: &str = "Profiling options";
+
+/// The most tokens of a batch whose active neurons are counted.
+const OBSERVED_TOKENS: usize = 8;
 
 /// A recording in progress.
 pub(crate) struct Recording {
@@ -60,9 +63,9 @@ impl RecordOptions {
         self.trace.is_some() || self.stats
     }
 
-    /// Whether active neurons are counted.
-    pub(crate) fn counts_neurons(&self) -> bool {
-        self.stats
+    /// Lets an engine count active neurons if statistics are wanted: those of long batches would take the memory of weights.
+    pub(crate) fn count_neurons(&self, options: &mut EngineOptions) {
+        (options.neurons.observe, options.observed_tokens) = (self.stats, OBSERVED_TOKENS);
     }
 
     /// Prepares a recording if the options request one. An unwritable file is an error before the model is loaded.

@@ -100,6 +100,16 @@ impl ServingOptions {
         self.kv_tokens.is_some() || self.parallel != DEFAULT_PARALLEL
     }
 
+    /// The options that were given, and have no effect for models with recurrent layers.
+    fn without_effect(&self) -> impl Iterator<Item = &'static str> {
+        let given = [
+            (self.cache_ram > 0, "--cache-ram"),
+            (self.cache_file.is_some(), "--cache-file"),
+            (self.lookup > 0, "--lookup"),
+        ];
+        given.into_iter().filter(|(is_given, _)| *is_given).map(|(_, name)| name)
+    }
+
     /// A batcher of the prepared model, with the draft model if there is one; `model` says how models of the hub are got.
     /// Returns the seconds of loading, too.
     pub(crate) fn load(
@@ -108,6 +118,11 @@ impl ServingOptions {
         prepared: &Prepared,
         options: BatcherOptions,
     ) -> Outcome<(Batcher, f64)> {
+        if !model.quiet && prepared.model.hyperparameters().recurrent.is_some() {
+            self.without_effect().for_each(|name| {
+                note!("quadriga: {name} has no effect: the states of this model's recurrent layers stay on their device");
+            });
+        }
         let path = match &self.hf_repo_draft {
             Some(name) => Some(model.hub_path(name)?),
             None => self.draft.clone(),
@@ -121,7 +136,7 @@ impl ServingOptions {
             let engine =
                 EngineOptions { context: batcher.options().engine.context, ..prepared.options.clone() };
             let placed = prepared.placement.plan_draft(&draft, &prepared.devices, &engine)?;
-            batcher.set_draft(draft, &placed.scheduler, self.draft_max, &mut |_| {})?;
+            batcher.set_draft(draft, &placed.scheduler, &mut |_| {})?;
         }
         Ok((batcher, seconds))
     }
@@ -138,6 +153,7 @@ impl ServingOptions {
             cache_ram: self.cache_ram,
             cache_file: self.cache_file.clone().map(|path| CacheFile { path, bytes: self.cache_file_size }),
             lookup: self.lookup,
+            draft: if self.draft.is_some() || self.hf_repo_draft.is_some() { self.draft_max } else { 0 },
             // Whoever submits decides how many wait.
             queue: usize::MAX,
             token_time: Some(Duration::from_millis(100)),
@@ -180,7 +196,10 @@ pub(crate) fn paged(
 
 /// The tokens whose keys and values take half of the memory that is free beside the weights.
 fn tokens_in_memory(model: &Model, engine: &EngineOptions, devices: &Devices) -> usize {
-    let free: u64 = devices.backends().iter().filter_map(|backend| backend.device().free_bytes).sum();
+    let free = |backend: &std::sync::Arc<dyn quadriga_runtime::Backend>| {
+        Some(backend.device().free_bytes?.saturating_sub(backend.reserved_bytes()))
+    };
+    let free: u64 = devices.backends().iter().filter_map(free).sum();
     let room = free.saturating_sub(model.file().byte_len()) / 2;
     usize::try_from(room / token_bytes(model, engine).max(1)).unwrap_or(usize::MAX)
 }

@@ -336,7 +336,7 @@ fn an_ignored_end_token_does_not_end_the_answer() {
         serde_json::from_str(&output(command.args(flags)).success().out).unwrap()
     };
     let bias = "256+1000"; // the end-of-text token of a synthetic model
-    assert_eq!(run(&["-l", bias])["finish"], "end");
+    assert_eq!(run(&["-l", bias])["finish"], "stop");
     assert_eq!(run(&["-l", bias, "--ignore-eos"])["finish"], "length");
 }
 

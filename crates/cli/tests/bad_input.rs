@@ -202,6 +202,16 @@ fn invalid_option_values_exit_with_code_2() {
     ] {
         is_usage_error(&mut fixture.command(command, flags), parts);
     }
+    // Options of other commands are named as they were given.
+    for (command, flags, parts) in [
+        ("run", &["-md", "x", "hi"][..], &["run has no option -md", "--draft", "serve"][..]),
+        ("run", &["-np", "2", "hi"], &["run has no option -np", "--parallel"]),
+        ("run", &["-cb", "hi"], &["run has no option -cb", "--cont-batching"]),
+        ("chat", &["--max-num-seqs=2"], &["chat has no option --max-num-seqs", "--parallel"]),
+        ("bench", &["-st"], &["bench has no option -st", "run, chat", "have it, as --single-turn"]),
+    ] {
+        is_usage_error(&mut fixture.command(command, flags), parts);
+    }
     for (line, parts) in [
         (&["check", "--sample", "x"][..], &["'x'", "--sample", "at least 1"][..]),
         (&["check", "--part", "4/3"], &["'4/3'", "--part", "such as 2/8"]),
@@ -210,6 +220,9 @@ fn invalid_option_values_exit_with_code_2() {
         (&["synth", "-o", "x", "--context", "0"], &["'0'", "--context", "from 1"]),
         (&["check", "-t", "100000"], &["'100000'", "--threads", "1 to 1024"]),
         (&["devices", "-t", "x"], &["'x'", "--threads", "1 to 1024"]),
+        (&["check", "-ctk", "f16"], &["check has no option -ctk", "--cache-type-k"]),
+        (&["check", "-ngl", "1"], &["check has no option -ngl", "--gpu-layers"]),
+        (&["check", "-fa"], &["check has no option -fa", "--flash-attn"]),
         (&["no-such-command"], &["no-such-command"]),
     ] {
         is_usage_error(&mut quadriga(line), parts);

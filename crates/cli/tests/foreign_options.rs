@@ -26,12 +26,26 @@ fn the_last_of_repeated_options_counts() {
 }
 
 #[test]
+fn options_that_change_no_answer_are_accepted_with_a_note() {
+    let fixture = Fixture::new(&[]);
+    let flags = ["--log-disable", "--prio", "2", "--cpu-mask=ff", "hi"];
+    assert_eq!(run(&fixture, &flags)["prompt"]["tokens"], "hi".len());
+    let noted = output(fixture.command("run", &["-n", "1"]).args(flags)).success();
+    for part in ["--log-disable has no effect", "--prio has no effect", "--cpu-mask has no effect"] {
+        assert!(noted.err.contains(part), "{noted:?}");
+    }
+}
+
+#[test]
 fn known_options_and_commands_are_refused_with_an_alternative() {
     let fixture = Fixture::new(&[]);
     for (flags, part) in [
         (&["--mmproj", "x.gguf"][..], "vision"),
         (&["--lora-scaled", "x.gguf"], "--lora FILE=SCALE"),
         (&["-nkvo"], "-ngl N"),
+        (&["--override-kv", "a=int:1"], "quadriga quantize"),
+        (&["--gpu-memory-utilization", "0.5"], "--vram-budget"),
+        (&["--tensor-parallel-size=2"], "--parallelism tensor"),
         (&["--rope-scaling", "yarn"], "RoPE"),
         (&["--reasoning-format", "none"], "--reasoning show"),
         (&["--chat-template", "chatml"], "--chat-template-file"),

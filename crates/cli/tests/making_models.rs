@@ -111,7 +111,7 @@ fn the_word_default_names_the_default_model() {
         let mut command = quadriga(arguments);
         command.current_dir(fixture.folder.path());
         command.env("QUADRIGA_PIP", &pip).env("QUADRIGA_CACHE", fixture.path("cache"));
-        output(&mut command).failed(1, &["cannot fetch the default model"]);
+        output(&mut command).without_download().failed(1, &["cannot fetch the default model"]);
     }
     // A file of that name is that file.
     fs::copy(&fixture.model, fixture.path("default")).unwrap();

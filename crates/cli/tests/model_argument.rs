@@ -19,6 +19,9 @@ fn a_name_that_is_no_file_does_not_become_part_of_a_prompt() {
     for words in [&["llama3.2", "hi"][..], &["gemma3:4b", "hi", "there"], &["qwen3"], &["./models/x", "hi"]] {
         output(quadriga(["run"]).args(words)).failed(2, &[words[0], "neither a GGUF file", ".gguf", "-p"]);
     }
+    let missing = fixture.path("not here.gguf");
+    output(quadriga(["run"]).arg(&missing).arg("hi")).failed(1, &["not here.gguf"]);
+    output(quadriga(["serve"]).arg(&missing)).failed(1, &["not here.gguf"]);
     std::fs::write(fixture.path("notes"), "some text").unwrap();
     output(quadriga(["run"]).arg(fixture.path("notes")).arg("hi")).failed(2, &["is not a GGUF file"]);
     // With -m there is no doubt.

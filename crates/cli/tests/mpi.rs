@@ -4,6 +4,10 @@
 mod common;
 #[path = "mpi/faults.rs"]
 mod faults;
+#[path = "../../cluster/tests/hold/mod.rs"]
+mod hold;
+#[path = "mpi/memory.rs"]
+mod memory;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -29,11 +33,22 @@ fn families() -> Vec<PathBuf> {
 
 /// The command on several ranks, with one thread each.
 fn mpirun<'a>(family: &Path, ranks: usize, arguments: impl IntoIterator<Item = &'a str>) -> Command {
+    mpirun_with(family, &[], ranks, arguments)
+}
+
+/// The same, with options of the launcher.
+fn mpirun_with<'a>(
+    family: &Path,
+    options: &[&str],
+    ranks: usize,
+    arguments: impl IntoIterator<Item = &'a str>,
+) -> Command {
     let mut command = Command::new(family.join("bin/mpirun"));
     if family.ends_with("openmpi") {
         command.args(["--oversubscribe", "--bind-to", "none"]);
     }
     command
+        .args(options)
         .args(["-n", &ranks.to_string(), env!("CARGO_BIN_EXE_quadriga")])
         .args(arguments)
         .args(["-t", "1"])
@@ -48,6 +63,11 @@ fn mpirun<'a>(family: &Path, ranks: usize, arguments: impl IntoIterator<Item = &
         .stdin(Stdio::null());
     command
 }
+
+/// When a rank that is silent is lost with `--rank-timeout 2`: heartbeats are looked for every eighth of that time.
+const NOTICED: Duration = Duration::from_millis(2250);
+/// How long the others may take to tell each other and to end, with room for a busy machine.
+const TOLD: Duration = Duration::from_secs(15);
 
 const QUESTION: [&str; 6] = ["run", "-p", "What is gravity?", "--temp", "0", "-n"];
 
@@ -102,6 +122,25 @@ fn exact_cases_hold_on_every_division() {
     }
 }
 
+/// With batches that a pipeline does not cut further, its results are the same bits.
+#[test]
+fn a_pipeline_of_the_default_model_has_the_bits_of_one_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let cases = folder.path().join("cases.jsonl");
+    let text = "Gravity is a force that pulls things with mass towards each other. ".repeat(12);
+    let case = serde_json::json!({ "name": "a", "kind": "nll", "ctx": 128, "text": text });
+    std::fs::write(&cases, case.to_string()).unwrap();
+    let arguments = ["eval", cases.to_str().unwrap(), "-c", "256", "-b", "64"];
+    for family in families() {
+        let (wanted, _) = scores(&mut mpirun(&family, 1, arguments));
+        for ranks in [2, 4] {
+            let divided = arguments.into_iter().chain(["--parallelism", "pipeline"]);
+            let (found, _) = scores(&mut mpirun(&family, ranks, divided));
+            assert_eq!(found, wanted, "{ranks} ranks");
+        }
+    }
+}
+
 /// Experts of quantized blocks, as most files have them: sums in another order, after which activations may be rounded otherwise.
 #[test]
 fn a_quantized_mixture_is_divided_among_four_ranks() {
@@ -131,11 +170,16 @@ fn a_quantized_mixture_is_divided_among_four_ranks() {
     let arguments = ["eval", cases.to_str().unwrap(), "-m", fixture.model.to_str().unwrap(), "-c", "128"];
     for family in families() {
         let (text, wanted) = scores(&mut mpirun(&family, 1, arguments));
-        let divided = arguments.into_iter().chain(["--parallelism", "tensor=4"]);
-        let (_, found) = scores(&mut mpirun(&family, 4, divided));
-        assert!(wanted.len() > 1 && found.len() == wanted.len(), "{text}");
-        for (found, wanted) in found.iter().zip(&wanted) {
-            assert!((found - wanted).abs() <= 1e-3 * wanted.abs().max(1.0), "{found} {wanted}");
+        for how in ["tensor=4", "tensor=2,pipeline=2", "pipeline=4"] {
+            let divided = arguments.into_iter().chain(["--parallelism", how]);
+            let (found_text, found) = scores(&mut mpirun(&family, 4, divided));
+            if how == "pipeline=4" {
+                assert_eq!(found_text, text, "a pipeline has the same bits");
+            }
+            assert!(wanted.len() > 1 && found.len() == wanted.len(), "{how}: {text}");
+            for (found, wanted) in found.iter().zip(&wanted) {
+                assert!((found - wanted).abs() <= 1e-3 * wanted.abs().max(1.0), "{how}: {found} {wanted}");
+            }
         }
     }
 }
@@ -225,7 +269,7 @@ fn a_prompt_cache_has_the_parts_of_all_ranks() {
     }
 }
 
-/// A server on two ranks.
+/// A server on ranks.
 struct Served {
     child: Child,
     address: String,
@@ -234,11 +278,17 @@ struct Served {
 }
 
 impl Served {
+    /// On two ranks, of which each notices soon when the other is silent.
     fn start(family: &Path, options: &[&str]) -> Served {
-        let arguments = ["serve", "--port", "0", "--rank-timeout", "2", "-c", "4096"];
+        Served::start_with(family, &[], 2, &[&["--rank-timeout", "2"], options].concat())
+    }
+
+    /// On so many ranks, with options of the launcher.
+    fn start_with(family: &Path, launcher: &[&str], ranks: usize, options: &[&str]) -> Served {
+        let arguments = ["serve", "--port", "0", "-c", "4096"];
         let arguments = arguments.into_iter().chain(options.iter().copied());
-        let mut child =
-            mpirun(family, 2, arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut command = mpirun_with(family, launcher, ranks, arguments);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
         let mut seen = String::new();
         let address = loop {
@@ -281,14 +331,27 @@ fn whole(mut stream: TcpStream) -> String {
     text
 }
 
+/// The same, where the connection may be cut.
+fn whole_or_cut(mut stream: TcpStream) -> String {
+    let mut bytes = Vec::new();
+    drop(stream.read_to_end(&mut bytes));
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
 fn send_signal(signal: &str, process: u32) {
     assert!(Command::new("kill").args([signal, &process.to_string()]).status().unwrap().success());
+}
+
+/// Tells a server to end; its exit code and the rest of stderr, also if it ended before.
+fn terminated(served: Served, process: u32) -> (Option<i32>, String) {
+    Command::new("kill").args(["-TERM", &process.to_string()]).status().unwrap();
+    served.end()
 }
 
 #[test]
 fn a_server_on_ranks_answers_many_at_once_and_ends_when_it_is_told_to() {
     for family in families() {
-        let served = Served::start(&family, &["--parallelism", "pipeline"]);
+        let served = Served::start_with(&family, &[], 2, &["--parallelism", "pipeline"]);
         let prompts = ["The capital of France is", "One, two, three,", "The sky is"];
         let one_by_one: Vec<String> = prompts.iter().map(|prompt| whole(served.ask(prompt, 12))).collect();
         let streams: Vec<TcpStream> = prompts.iter().map(|prompt| served.ask(prompt, 12)).collect();
@@ -300,9 +363,91 @@ fn a_server_on_ranks_answers_many_at_once_and_ends_when_it_is_told_to() {
             assert_eq!(text(&whole(stream)), text(wanted));
         }
         assert!(one_by_one[0].contains("Paris"), "{}", one_by_one[0]);
-        send_signal("-TERM", ranks_below(served.child.id())[0]);
-        let (code, rest) = served.end();
+        let ranks = ranks_below(served.child.id());
+        // Supervisors and schedulers send it to every process: answers are finished all the same.
+        let answer = served.ask("One, two, three,", 60);
+        send_signal("-TERM", ranks[1]);
+        assert!(whole(answer).starts_with("HTTP/1.1 200"), "an answer after SIGTERM of the second rank");
+        let (code, rest) = terminated(served, ranks[0]);
         assert_eq!(code, Some(0), "{rest}");
+    }
+}
+
+/// The other ranks follow one engine, which no client may take away.
+#[test]
+fn a_client_cannot_take_the_model_of_ranks_away() {
+    let fixture = Fixture::new(&["--layers", "2", "--heads", "4", "--kv-heads", "4"]);
+    let model = ["-m", fixture.model.to_str().unwrap(), "--alias", "m", "--sleep-idle-seconds", "0"];
+    for family in families() {
+        for how in ["tensor", "pipeline"] {
+            let served = Served::start(&family, &[&model[..], &["--parallelism", how]].concat());
+            let post = |path: &str, body: &str| {
+                let mut stream = TcpStream::connect(&served.address).unwrap();
+                let length = body.len();
+                let head = format!(
+                    "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+                );
+                write!(stream, "{head}{body}").unwrap();
+                whole(stream)
+            };
+            for (path, body) in [
+                ("/models/unload", r#"{"model": "m"}"#),
+                ("/api/generate", r#"{"model": "m", "keep_alive": 0}"#),
+            ] {
+                let refused = post(path, body);
+                assert!(refused.starts_with("HTTP/1.1 501"), "{how}, {path}: {refused}");
+                assert!(refused.contains("ranks follow the engine"), "{how}, {path}: {refused}");
+            }
+            for keep in ["0", "\"1ms\""] {
+                let options = r#"{"num_predict": 4, "ignore_eos": true}"#;
+                let body = format!(
+                    r#"{{"model": "m", "prompt": "hello", "stream": false, "keep_alive": {keep}, "options": {options}}}"#
+                );
+                let answer = post("/api/generate", &body);
+                assert!(answer.starts_with("HTTP/1.1 200"), "{how}: {answer}");
+            }
+            let first = ranks_below(served.child.id())[0];
+            let (code, rest) = terminated(served, first);
+            assert_eq!(code, Some(0), "{how}: {rest}");
+        }
+    }
+}
+
+/// Only the first rank has standard input and files.
+#[test]
+fn files_of_a_command_are_read_by_the_first_rank_only() {
+    let fixture = Fixture::new(&["--layers", "2", "--heads", "4", "--kv-heads", "4"]);
+    let model = fixture.model.to_str().unwrap();
+    let (here, elsewhere) = (fixture.path("here"), fixture.path("elsewhere"));
+    std::fs::write(&here, "hello").unwrap();
+    let case = r#"{"name": "a", "kind": "greedy", "text": "a", "n": 2}"#;
+    let cases = fixture.path("cases.jsonl");
+    std::fs::write(&cases, case).unwrap();
+    let [here, elsewhere, cases] = [&here, &elsewhere, &cases].map(|path| path.to_str().unwrap());
+    for family in families() {
+        for (command, own) in
+            [("run", [["-f", here], ["-f", elsewhere]]), ("eval", [[cases, "-q"], [elsewhere, "-q"]])]
+        {
+            let options = ["-m", model, "-c", "64"];
+            let options =
+                if command == "run" { [&options[..], &["-n", "4"]].concat() } else { options.to_vec() };
+            let [first, second] = own.map(|own| [&[command], &own[..], &options[..]].concat());
+            let mut ranks = mpirun(&family, 1, first);
+            ranks.args([":", "-n", "1", env!("CARGO_BIN_EXE_quadriga")]).args(second).args(["-t", "1"]);
+            let output = CommandOutput::from(ranks.output().unwrap()).success();
+            assert!(!output.out.trim().is_empty(), "{command}: {output:?}");
+        }
+        if family.ends_with("openmpi") {
+            // It does not pass on the end of standard input.
+            continue;
+        }
+        let arguments = ["eval", "-", "-m", model, "-c", "64"];
+        let mut ranks = mpirun(&family, 2, arguments);
+        let mut child =
+            ranks.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(case.as_bytes()).unwrap();
+        let output = CommandOutput::from(child.wait_with_output().unwrap()).success();
+        assert_eq!(output.out.lines().count(), 1, "{output:?}");
     }
 }
 
@@ -339,25 +484,43 @@ fn ranks_embed_texts_as_one_process_does() {
 #[test]
 fn a_server_whose_rank_hangs_or_dies_answers_503_and_ends_with_a_code_to_start_it_again() {
     for family in families() {
-        for (signal, how) in
-            [("-STOP", "tensor"), ("-KILL", "tensor"), ("-STOP", "pipeline"), ("-KILL", "pipeline")]
-        {
-            let served = Served::start(&family, &["--parallelism", how]);
+        // A launcher that lets the others live when one is killed.
+        let continuous = ["--runtime-options", "error-nonzero-status=0,continuous=1"];
+        let goes_on = family.ends_with("openmpi");
+        let more: &[(&str, &str, &[&str])] = if goes_on {
+            &[("-KILL", "tensor", &continuous), ("-KILL", "pipeline", &continuous)]
+        } else {
+            &[]
+        };
+        let by_default: [(&str, &str, &[&str]); 4] = [
+            ("-STOP", "tensor", &[]),
+            ("-KILL", "tensor", &[]),
+            ("-STOP", "pipeline", &[]),
+            ("-KILL", "pipeline", &[]),
+        ];
+        for (signal, how, launcher) in by_default.iter().chain(more).copied() {
+            let served =
+                Served::start_with(&family, launcher, 2, &["--rank-timeout", "2", "--parallelism", how]);
             // On a pipeline, both are in flight.
             let other = served.ask("The capital of France is", 3500);
             let answer = served.ask("Once upon a time", 3500);
             let ranks = ranks_below(served.child.id());
             assert_eq!(ranks.len(), 2, "the processes of both ranks");
             send_signal(signal, ranks[1]);
-            // Launchers may end all ranks themselves when one is killed: then there is nobody left to answer.
-            let (text, other, (code, rest)) = (whole(answer), whole(other), served.end());
-            assert!(code.is_some_and(|code| code != 0), "{signal}, {how}: {code:?} {rest}");
-            if signal == "-STOP" {
+            // Launchers end all ranks themselves when one is killed: then there is nobody left to answer.
+            let (text, other, (code, rest)) = (whole_or_cut(answer), whole_or_cut(other), served.end());
+            if signal == "-STOP" || !launcher.is_empty() {
                 for text in [text, other] {
                     assert!(text.starts_with("HTTP/1.1 503") && text.contains("rank 1 on "), "{text} {rest}");
                 }
-                assert_eq!(code, Some(75), "{rest}");
                 assert!(rest.contains("rank 1 on ") && rest.contains("is lost"), "{rest}");
+            }
+            match (signal, launcher) {
+                ("-STOP", _) => assert_eq!(code, Some(75), "{rest}"),
+                ("-KILL", []) if goes_on => assert_eq!(code, Some(137), "{rest}"),
+                ("-KILL", []) => assert_eq!(code, Some(9), "{rest}"),
+                // The launcher was told that the end of a rank is no error.
+                _ => assert_eq!(code, Some(0), "{rest}"),
             }
         }
     }
@@ -420,12 +583,11 @@ fn a_rank_that_hangs_ends_the_command_with_an_error_that_names_it() {
         assert!(out.fill_buf().is_ok_and(|bytes| !bytes.is_empty()));
         let second = ranks_below(child.id());
         assert_eq!(second.len(), 2, "the processes of both ranks");
-        let stopped = Command::new("kill").args(["-STOP", &second[1].to_string()]).status().unwrap();
-        assert!(stopped.success());
-        let limit = Instant::now() + Duration::from_secs(60);
+        send_signal("-STOP", second[1]);
+        let stopped = Instant::now();
         std::io::copy(&mut out, &mut std::io::sink()).unwrap();
         let output = CommandOutput::from(child.wait_with_output().unwrap());
-        assert!(Instant::now() < limit, "{output:?}");
+        assert!(stopped.elapsed() < NOTICED + TOLD, "{:?}: {output:?}", stopped.elapsed());
         assert_ne!(output.code, Some(0), "{output:?}");
         assert!(output.err.contains("rank 1 on ") && output.err.contains("is lost"), "{output:?}");
     }

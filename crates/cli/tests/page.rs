@@ -84,13 +84,13 @@ fn the_page_shows_the_plan_in_a_browser() {
     std::fs::create_dir_all(&target).unwrap();
     let model = default_model::fetch(None, &mut |_| ControlFlow::Continue(())).unwrap();
     let file = |name: &str| -> PathBuf { target.join(name) };
-    let mut plan = quadriga(["plan", "--device", "sim", "-ngl", "16", "-b", "16", "--cache-dir"]);
+    let mut plan = quadriga(["plan", "--device", "sim", "-ngl", "16", "-b", "4", "--cache-dir"]);
     plan.arg(&target).arg("-m").arg(&model);
     plan.arg("--html").arg(file("plan.html")).arg("--json").arg(file("plan.json"));
     let summary = output(&mut plan).success().out;
     assert!(
         summary.contains("sim:0 computes layer 1 (split 1), layer 3")
-            && summary.contains("Each run copies 504.0 KiB from sim:0 to cpu"),
+            && summary.contains("Each run copies 126.0 KiB from sim:0 to cpu"),
         "{summary}"
     );
     std::fs::write(file("names.html"), page("</title><b>bold", hostile(), 1)).unwrap();

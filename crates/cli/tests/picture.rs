@@ -18,7 +18,7 @@ fn the_picture_in_the_readme_is_up_to_date() {
     let model = default_model::fetch(None, &mut |_| ControlFlow::Continue(())).unwrap();
     // An empty cache folder: estimates come from nominal figures, which are the same on every machine.
     let mut plan =
-        quadriga(["plan", "--device", "sim", "-ngl", "16", "-b", "16", "-c", "4096", "--cache-dir"]);
+        quadriga(["plan", "--device", "sim", "-ngl", "16", "-b", "4", "-c", "4096", "--cache-dir"]);
     // The packed layout of weights depends on the instruction set; every CPU has this one.
     plan.env("QUADRIGA_ISA", "scalar");
     output(plan.arg(folder.path()).arg("-m").arg(model).arg("--svg").arg(&drawn)).success();

@@ -40,6 +40,12 @@ fn flags_of_llama_cpp_place_experts() {
         (&["-ot", r"blk\.[12]\.ffn_(up|down|gate)_exps=CPU"], &[1, 2]),
         (&["-ot", r"blk\.1.*exps=sim:0", "-ot", r"\.ffn_.*_exps\.=CPU"], &[0, 2]),
         (&["-ot", r"blk\.1.*exps=SIM0,exps=cpu"], &[0, 2]),
+        // As in llama.cpp, the first on the command line that matches decides.
+        (&["--cpu-moe", "-ot", "exps=SIM0"], &[0, 1, 2]),
+        (&["-ot", "exps=SIM0", "--cpu-moe"], &[]),
+        (&["-ncmoe", "1", "-ot", "exps=SIM0"], &[0]),
+        (&["-ot", r"blk\.0.*exps=SIM0", "-ncmoe", "2", "-ot", r"blk\.1.*exps=SIM0"], &[1]),
+        (&["-ot", r"blk\.2.*exps=CPU", "-cmoe", "-ot", "exps=SIM0"], &[0, 1, 2]),
     ] {
         assert_eq!(layers_on_cpu(&fixture, flags), layers, "{flags:?}");
     }
@@ -154,6 +160,24 @@ fn plan_shows_the_placement_and_the_speed_to_expect() {
     );
     let text = plan(&["--vram-budget", &budget]);
     assert!(text.contains("One more GiB on sim:0 would hold ") && text.contains(" instead of "), "{text}");
+}
+
+/// The speed is that of one request, however many have room.
+#[test]
+fn the_expected_speed_does_not_depend_on_the_room_for_requests() {
+    let fixture = Fixture::new(&["--layers", "3"]);
+    let speed = |more: &[&str]| {
+        let flags = ["--device", "sim", "-ngl", "all", "-c", "512", "--json"];
+        let json = output(fixture.command("plan", &flags).args(more)).success().out;
+        let plan: Value = serde_json::from_str(&json).unwrap();
+        let estimate = &plan["placement"]["estimate"];
+        (estimate["prefill"]["compute"].clone(), plan["placement"]["decode_tokens_per_second"].clone())
+    };
+    let alone = speed(&[]);
+    for room in [&["--parallel", "1", "--kv-tokens", "512"][..], &["--parallel", "8", "--kv-tokens", "65536"]]
+    {
+        assert_eq!(speed(room), alone, "{room:?}");
+    }
 }
 
 #[test]

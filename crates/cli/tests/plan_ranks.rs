@@ -50,8 +50,8 @@ fn ranks_hold_their_share_of_weights_and_kv_cache_or_the_plan_says_why_not() {
     type Divisions = &'static [(&'static str, f64, usize)];
     let reasons = ["", tied, heads, layers];
     let cases: &[(&[&str], &str, Divisions)] = &[
-        (&[], "2", &[("tensor=2", 1.16, 2), ("pipeline=2", 1.17, 1)]),
-        (&[], "4", &[("tensor=2,pipeline=2", 1.3, 2), ("pipeline=4", 1.2, 1)]),
+        (&[], "2", &[("tensor=2", 1.16, 2), ("pipeline=2", 1.34, 1)]),
+        (&[], "4", &[("tensor=2,pipeline=2", 1.5, 2), ("pipeline=4", 1.38, 1)]),
         (&["--preset", "8b", "--type", "q4_k"], "4", &[("tensor=4", 1.05, 0), ("pipeline=4", 1.05, 0)]),
         (
             &["--preset", "70b", "--type", "q4_0"],
@@ -115,7 +115,7 @@ fn the_kv_cache_decides_how_many_layers_a_stage_has() {
     };
     let (short, long) = (layers("64"), layers("8192"));
     assert_eq!((short.iter().sum::<usize>(), long.iter().sum::<usize>()), (30, 30));
-    assert!(short[0] <= 2 && long[0] >= 5, "{short:?} {long:?}");
+    assert!(short[0] <= 3 && long[0] >= 6, "{short:?} {long:?}");
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn one_rank_is_shown_as_a_machine_of_its_own() {
     let tensor = ["--parallelism", "tensor=2,pipeline=2", "--rank", "3"];
     let svg = folder.path().join("rank.svg");
     let shown = output(quadriga(command).args(tensor).arg("--check").arg("--svg").arg(&svg)).success();
-    assert!(shown.err.contains("rank 3 of 4 (tensor=2,pipeline=2) has of layers"), "{shown:?}");
+    assert!(shown.err.contains("rank 3 of 4 (tensor=2,pipeline=2) has layers"), "{shown:?}");
     assert!(!shown.err.contains("only"), "a quarter fits: {shown:?}");
     assert!(std::fs::read_to_string(&svg).unwrap().contains("all_reduce"), "the picture has collectives");
     let nodes = output(quadriga(command).args(tensor).args(["--nodes", "-q"])).success().out;
@@ -178,9 +178,49 @@ fn the_link_decides_how_ranks_divide_the_model() {
     assert_eq!(slow["chosen"]["tensor"], 1, "{slow}");
 }
 
+/// Ranks compare divisions before any is planned, by another estimate: it has to come to the same.
+#[test]
+fn ranks_choose_by_themselves_what_the_plan_explains() {
+    let dense: &[&str] = &["--preset", "8b", "--type", "q4_k"];
+    let experts: &[&str] = &["--preset", "30b-a3b", "--type", "q4_k"];
+    for (model, link, parallel, ranks) in [
+        (dense, "25G", "1", "4"),
+        (dense, "200G,2us", "1", "4"),
+        (dense, "200G,2us", "64", "4"),
+        (dense, "2G,10us", "1", "2"),
+        (dense, "2G,10us", "64", "2"),
+        (dense, "1M,50ms", "1", "4"),
+        (dense, "memory", "32", "2"),
+        (experts, "25G", "1", "2"),
+        (experts, "200G,2us", "32", "4"),
+        (experts, "1M,50ms", "32", "4"),
+        (experts, "memory", "1", "4"),
+    ] {
+        let options = ["-c", "4096", "-q", "--json", "--device", "cpu", "-t", "1", "--ranks", ranks];
+        let more = ["--link", link, "--parallel", parallel];
+        let out = output(quadriga(["plan"]).args(model).args(options).args(more)).success().out;
+        let report: Value = serde_json::from_str(&out).unwrap();
+        let number = |of: &str| report["chosen"][of].as_u64().unwrap();
+        let chosen = format!("tensor={},pipeline={}", number("tensor"), number("pipeline"));
+        let speed = |plan: &Value| plan["requests_tokens_per_second"].as_f64().unwrap();
+        let others: Vec<String> = report["others"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .chain([&report["chosen"]])
+            .map(|plan| {
+                format!("tensor={},pipeline={}: {:.1} tok/s", plan["tensor"], plan["pipeline"], speed(plan))
+            })
+            .collect();
+        assert_eq!(report["ranks_choose"], chosen, "{model:?} over {link}, {parallel} at once: {others:?}");
+    }
+}
+
 #[test]
 fn the_text_names_parts_speeds_and_what_is_not_possible() {
     let command = ["plan", "--preset", "8b", "--type", "q4_k", "-c", "4096", "--ranks", "64", "-q"];
+    output(quadriga(["plan", "--preset", "8b", "--link", "25G"]).arg("-q"))
+        .failed(2, &["--link needs --ranks"]);
     let out = output(quadriga(command).args(["--link", "25G"])).success().out;
     assert!(out.contains("64 ranks over 25 Gbit/s and 10 µs: tensor="), "{out}");
     assert!(out.contains("tok/s") && out.contains("sent by a rank"), "{out}");
@@ -198,7 +238,7 @@ fn ranks_share_kv_heads_only_where_that_is_asked_for() {
     let shared = report(&["--parallelism", "tensor=2"]);
     assert_eq!(shared["chosen"]["shares_keys"], true, "{shared}");
     let holds = shared["chosen"]["ranks"][1]["holds"].as_str().unwrap();
-    assert!(holds.contains("18 of 18 KV heads"), "{holds}");
+    assert!(holds.contains("1 of 1 KV heads"), "{holds}");
 }
 
 /// Ranks wait for each other after attention and after the feed-forward network, so a rank that must have more heads gets no fewer
@@ -211,10 +251,10 @@ fn columns_are_even_where_heads_cannot_be() {
     let weights = |rank: usize| report["chosen"]["ranks"][rank]["weights"].as_f64().unwrap();
     // Both have all norms.
     let mean = (weights(0) + weights(1)) / 2.0;
-    for (rank, heads) in [(0, "60 of 90 KV heads"), (1, "30 of 90 KV heads")] {
+    for (rank, heads) in [(0, "2 of 3 KV heads"), (1, "1 of 3 KV heads")] {
         let of = &report["chosen"]["ranks"][rank];
         let holds = of["holds"].as_str().unwrap();
-        assert!(holds.contains(heads) && holds.contains("23040 of 46080 feed-forward columns"), "{holds}");
+        assert!(holds.contains(heads) && holds.contains("768 of 1536 feed-forward columns"), "{holds}");
         assert!(weights(rank) <= 1.05 * mean, "{of}");
     }
 }

@@ -74,10 +74,10 @@ fn gpus_that_divide_every_layer_give_the_answers_of_one() {
     let found = answer("run", &[&rows[..], &["-ngl", "all"]].concat());
     assert_eq!(found.out, wanted);
     assert!(found.err.contains("sim:0 has") && found.err.contains("sim:1 has"), "{found:?}");
-    assert!(found.err.contains("8 of 16 KV heads"), "{found:?}");
+    assert!(found.err.contains("2 of 4 KV heads"), "{found:?}");
     let uneven = answer("run", &[&rows[..], &["-ngl", "2", "-ts", "3,1"]].concat());
     assert_eq!(uneven.out, wanted);
-    assert!(uneven.err.contains("12 of 16 KV heads"), "{uneven:?}");
+    assert!(uneven.err.contains("3 of 4 KV heads"), "{uneven:?}");
     // Many requests at once.
     let prompts = fixture.path("prompts.jsonl");
     std::fs::write(&prompts, "{\"prompt\": \"hello\", \"max_tokens\": 4, \"temperature\": 0}\n").unwrap();
@@ -99,4 +99,51 @@ fn gpus_that_divide_every_layer_give_the_answers_of_one() {
         serde_json::from_str::<Value>(text.lines().next().unwrap()).unwrap()["text"].clone()
     };
     assert_eq!(batch(&rows), batch(&["--device", "cpu"]));
+}
+
+/// GPUs that divide every layer wait for each other: a command that does not start all of them hangs.
+#[test]
+fn every_command_that_computes_starts_all_gpus_that_divide_every_layer() {
+    let fixture = fixture();
+    let rows = ["--device", "sim:0,sim:1", "-sm", "row", "-ngl", "all", "-c", "64", "--cache-type", "f32"];
+    let one = ["--device", "cpu", "-c", "64", "--cache-type", "f32"];
+    let cases = fixture.path("cases.jsonl");
+    let case = r#"{"name": "a", "kind": "nll", "ctx": 16, "text": "every layer is divided among two"}"#;
+    std::fs::write(&cases, case).unwrap();
+    let text = fixture.path("text");
+    std::fs::write(&text, "hello ".repeat(40)).unwrap();
+    let (cases, text) = (cases.to_str().unwrap(), text.to_str().unwrap());
+    let answer = |command: &str, own: &[&str], flags: &[&str]| {
+        output(&mut fixture.command(command, &[own, flags].concat())).success().out
+    };
+    // Vectors differ in the order of sums.
+    let vectors = |flags: &[&str]| -> Vec<f64> {
+        let printed: Value = serde_json::from_str(&answer("embed", &["a", "b"], flags)).unwrap();
+        let all = printed["embeddings"].as_array().unwrap().iter();
+        all.flat_map(|one| one["embedding"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap())).collect()
+    };
+    let (found, wanted) = (vectors(&rows), vectors(&one));
+    assert!(found.len() == wanted.len() && found.iter().zip(&wanted).all(|(a, b)| (a - b).abs() < 1e-4));
+    let sums = |flags: &[&str]| -> f64 {
+        let printed: Value = serde_json::from_str(answer("eval", &[cases], flags).trim()).unwrap();
+        printed["nll"].as_f64().unwrap_or_else(|| panic!("{printed}"))
+    };
+    assert!((sums(&rows) - sums(&one)).abs() < 1e-3, "{} {}", sums(&rows), sums(&one));
+    for own in [&["-p", "8", "-n", "4", "-r", "1"][..], &["-p", "8", "-n", "4", "-r", "1", "--streams", "2"]]
+    {
+        assert!(answer("bench", own, &rows).contains("tg") || own.contains(&"--streams"), "{own:?}");
+    }
+    for (command, own) in [("perplexity", ["-f", text]), ("imatrix", ["-f", text])] {
+        // They may refuse parts of a model, but do not wait for ever.
+        let ended = output(&mut fixture.command(command, &[&own[..], &rows[..]].concat()));
+        assert!(ended.code.is_some(), "{command}: {ended:?}");
+    }
+    // Its divergence would need a second engine, which the other GPUs do not follow.
+    let gated = Fixture::new(&["--layers", "4", "--heads", "4", "--kv-heads", "4"]);
+    for (command, own) in [("run", &["hello", "-n", "4"][..]), ("bench", &["-p", "8", "-n", "4", "-r", "1"])]
+    {
+        let flags = [own, &["--gate-threshold", "0.01"], &rows[..]].concat();
+        let found = output(&mut gated.command(command, &flags)).success();
+        assert!(found.err.contains("is measured on one rank only"), "{command}: {found:?}");
+    }
 }

@@ -4,8 +4,9 @@
 use crate::common::{Fixture, output, quadriga};
 use quadriga_gguf::File;
 use quadriga_graph::DType;
-use quadriga_llm::Model;
-use quadriga_llm::models::{self, GraphShape, PageTable, WindowCache};
+use quadriga_llm::models::{self, ExpandedParts, GraphShape, PageTable, PromptParts, WindowCache};
+use quadriga_llm::serving::BatcherOptions;
+use quadriga_llm::{EngineOptions, Model};
 
 #[test]
 fn every_architecture_can_be_run() {
@@ -20,8 +21,35 @@ fn every_architecture_can_be_run() {
     }
 }
 
+/// Prompts as a server computes them: with expanded latent attention, in parts with recurrent layers, and with a quantized KV cache
+/// where heads are whole blocks of it.
+fn shapes_of_servers(model: &Model) -> Vec<GraphShape> {
+    let mut shapes = Vec::new();
+    for cache in [DType::F16, DType::Q8_0, DType::Q5_1] {
+        let engine = EngineOptions { sequences: 8, context: 512, batch: 300, ..EngineOptions::default() };
+        let options = BatcherOptions { engine: engine.cache(cache), ..BatcherOptions::default() };
+        let Ok(options) = options.for_model(model) else {
+            assert_ne!(cache, DType::F16);
+            continue;
+        };
+        let largest = options.engine.shape(model, 300, 8, 512);
+        shapes.push(largest);
+        if model.hyperparameters().latent.is_some() {
+            // Beside a token that is generated.
+            let parts = ExpandedParts { tokens: 299, pages: 8 };
+            shapes.push(GraphShape { expanded: Some(parts), ..largest });
+        }
+        if model.hyperparameters().recurrent.is_some() {
+            let parts = PromptParts { singles: 5, count: 3, length: 150 };
+            shapes.push(GraphShape { sequences: 8, parts: Some(parts), ..largest });
+        }
+    }
+    shapes
+}
+
 #[test]
 fn cuda_has_kernels_for_every_architecture() {
+    let (mut expanded, mut parts, mut slots, mut quantized) = (0, 0, 0, 0);
     for architecture in models::architectures() {
         let fixture = Fixture::new(&["--arch", architecture, "--type", "q8_0"]);
         let model = Model::open(&fixture.model).unwrap();
@@ -40,13 +68,30 @@ fn cuda_has_kernels_for_every_architecture() {
             ..GraphShape::new(tokens, 1024)
         };
         let paged = [paged(8, 8), paged(300, 1)].into_iter().filter(|_| !architecture.ends_with("bert"));
-        for shape in shapes.into_iter().chain(paged) {
+        // Experts in slots, which the host observes or does not.
+        let has_experts = model.hyperparameters().experts().is_some();
+        let of_experts = [1, 40].into_iter().filter(|_| has_experts);
+        let of_experts = of_experts.flat_map(|tokens| {
+            let shape = GraphShape { expert_slots: 6, ..GraphShape::new(tokens, 400) };
+            [shape, GraphShape { observe_experts: false, ..shape }]
+        });
+        let of_servers = if architecture.ends_with("bert") { Vec::new() } else { shapes_of_servers(&model) };
+        for shape in shapes.into_iter().chain(paged).chain(of_experts).chain(of_servers) {
+            expanded += usize::from(shape.expanded.is_some());
+            parts += usize::from(shape.parts.is_some());
+            slots += usize::from(shape.expert_slots > 0);
+            quantized += usize::from(shape.cache_keys.is_quantized());
             let graph = model.graph(shape).unwrap();
             for node in graph.node_ids() {
                 let refused = quadriga_cuda::supports(&graph, node).err();
                 assert!(refused.is_none(), "{architecture}, {shape:?}: {:?}: {refused:?}", graph[node].op());
             }
         }
+    }
+    for (what, count) in
+        [("expanded", expanded), ("parts", parts), ("slots", slots), ("quantized", quantized)]
+    {
+        assert!(count > 0, "{what}");
     }
 }
 

@@ -109,4 +109,7 @@ fn a_collector_gets_the_stages_of_a_request() {
         assert_eq!(pair[0]["endTimeUnixNano"], pair[1]["startTimeUnixNano"]);
     }
     assert!(stages[2].to_string().contains("gen_ai.usage.output_tokens"), "{}", stages[2]);
+    // Names, of which there may be several by OpenTelemetry's conventions.
+    let reasons = json!({ "key": "gen_ai.response.finish_reasons", "value": { "arrayValue": { "values": [{ "stringValue": "length" }] } } });
+    assert!(stages[2]["attributes"].as_array().unwrap().contains(&reasons), "{}", stages[2]);
 }

@@ -1,6 +1,7 @@
 //! Collectives of graphs, executed by a communicator.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use quadriga_graph::{CollectiveKind, Ranks};
 use quadriga_runtime::{ExchangeCall, RankGroup};
@@ -109,6 +110,10 @@ impl RankGroup for Collectives {
 
     fn failure(&self) -> Option<String> {
         self.communicator.failure().map(|failure| failure.to_string())
+    }
+
+    fn step_limit(&self) -> Option<Duration> {
+        self.communicator.limits().operation
     }
 }
 

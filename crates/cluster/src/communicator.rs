@@ -33,7 +33,8 @@ impl Default for Limits {
 /// The ranks of a cluster, seen from one of them.
 ///
 /// Operations are started in the same order on all ranks, and by one thread at a time on each; calls of several threads
-/// wait for each other. After an error of a run every operation fails with it.
+/// wait for each other. After an error of a run every operation fails with it. The process is then to end: a transport that writes to the
+/// memory of another process may still do so for an operation that was given up.
 pub trait Communicator: Send + Sync + Debug {
     /// This rank's number, from 0.
     fn rank(&self) -> usize;
@@ -53,6 +54,11 @@ pub trait Communicator: Send + Sync + Debug {
 
     /// The error that ended the communication, if one has: also between operations.
     fn failure(&self) -> Option<ClusterError>;
+
+    /// How long ranks wait for each other. [default: those of [`Limits::default`]]
+    fn limits(&self) -> Limits {
+        Limits::default()
+    }
 
     /// The machine of a rank.
     fn host(&self, rank: usize) -> &str;

@@ -52,7 +52,7 @@ pub enum ClusterError {
     AlreadyInitialized,
     /// The library's start did not return.
     #[error(
-        "the ranks did not meet within {seconds} s: one of them was not started, or the launcher belongs to another MPI than {library}"
+        "the ranks did not meet within {seconds} s: one of them was not started or is stopped, or the launcher belongs to another MPI than {library}"
     )]
     Start {
         /// How long it was waited for.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::communicator::{Communicator, Limits};
 use crate::error::ClusterError;
 use crate::operation::{Operation, Reduction};
+use crate::overlap::during;
 use crate::reduce::combine;
 use crate::watch::lock;
 
@@ -185,6 +186,10 @@ impl Communicator for InProcess {
         Ok(Arc::new(InProcess { rank, world_rank: self.world_rank, size, group: index, hub }))
     }
 
+    fn limits(&self) -> Limits {
+        self.hub.limits
+    }
+
     fn host(&self, _rank: usize) -> &str {
         THIS_MACHINE
     }
@@ -208,8 +213,7 @@ impl InProcess {
         let patience = Patience { started: Instant::now(), limit };
         let name = operation.name();
         let number = self.start(&operation)?;
-        work();
-        match operation {
+        during(work, || match operation {
             Operation::Send { .. } => Ok(()),
             Operation::Receive { bytes, from, tag } => self.receive(bytes, from, tag, patience),
             collective => {
@@ -219,7 +223,7 @@ impl InProcess {
                 }
                 self.take(&mut state, number, collective)
             }
-        }
+        })
     }
 
     /// Brings this rank's values to the next round, or sends a message. Returns the number of the round.

@@ -29,6 +29,8 @@
 
 mod collectives;
 mod communicator;
+#[cfg(unix)]
+mod end;
 mod error;
 mod in_process;
 mod launcher;
@@ -37,6 +39,7 @@ mod memory_file;
 #[cfg(unix)]
 mod mpi;
 mod operation;
+mod overlap;
 mod planned;
 mod reduce;
 #[cfg(unix)]
@@ -47,6 +50,8 @@ mod watch;
 
 pub use self::collectives::Collectives;
 pub use self::communicator::{Communicator, Limits};
+#[cfg(unix)]
+pub use self::end::end_process;
 pub use self::error::ClusterError;
 pub use self::in_process::{InProcess, in_process};
 pub use self::launcher::{Launch, has_launcher, launched, launched_rank, unconnected_tasks};

@@ -33,6 +33,13 @@ fn sends_do_not_wait_for_their_receivers() {
 }
 
 #[test]
+fn an_operation_is_complete_though_the_work_beside_it_panics() {
+    for size in 2..=4 {
+        on_ranks(in_process(size, Limits::default()), |ranks| common::panics(&ranks));
+    }
+}
+
+#[test]
 fn groups_have_operations_of_their_own() {
     for size in 1..=5 {
         on_ranks(in_process(size, Limits::default()), |ranks| common::groups(&ranks, 11));

@@ -5,13 +5,14 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
+mod hold;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
-use quadriga_cluster::{Communicator, Limits, Mpi, MpiOptions};
+use quadriga_cluster::{Communicator, Limits, Mpi, MpiOptions, end_process, launched_rank};
 
 /// The variable with the part that a rank plays.
 const PART: &str = "QUADRIGA_TEST_PART";
@@ -19,6 +20,10 @@ const PART: &str = "QUADRIGA_TEST_PART";
 const FOLDER: &str = "QUADRIGA_TEST_FOLDER";
 /// How long a rank may be silent in these tests.
 const SILENCE: Duration = Duration::from_secs(2);
+/// When one that is silent is lost: heartbeats are looked for every eighth of that time.
+const NOTICED: Duration = Duration::from_millis(2250);
+/// What a busy machine may add.
+const BUSY: Duration = Duration::from_secs(8);
 
 struct Family {
     name: &'static str,
@@ -57,6 +62,8 @@ fn families() -> Vec<Family> {
     ];
     let found: Vec<Family> =
         all.into_iter().filter(|family| family.folder.join("bin/mpirun").exists()).collect();
+    let required = env::var_os("QUADRIGA_REQUIRE_MPI").is_some();
+    assert!(!required || found.len() == 2, "both families are required in {}", root.display());
     if found.is_empty() {
         eprintln!("not run: no MPI in {}; scripts/mpi-tests installs both families", root.display());
     }
@@ -65,9 +72,22 @@ fn families() -> Vec<Family> {
 
 /// Starts ranks of this program.
 fn start(family: &Family, library: &str, ranks: usize, part: &str, folder: &Path, shared: bool) -> Child {
-    let mut command = Command::new(family.folder.join("bin/mpirun"));
-    command.args(family.options);
+    launch(&mut Command::new("env"), family, library, ranks, part, folder, shared)
+}
+
+/// Starts ranks of this program, through a command that runs another.
+fn launch(
+    command: &mut Command,
+    family: &Family,
+    library: &str,
+    ranks: usize,
+    part: &str,
+    folder: &Path,
+    shared: bool,
+) -> Child {
     command
+        .arg(family.folder.join("bin/mpirun"))
+        .args(family.options)
         .args(["-n", &ranks.to_string()])
         .arg(env::current_exe().unwrap())
         .args(["--exact", "rank", "--nocapture", "--test-threads=1"])
@@ -127,17 +147,20 @@ fn random_operations_on_one_two_and_four_ranks() {
 #[test]
 fn an_error_of_one_rank_reaches_all_others_with_its_name() {
     every_transport(|family, library, shared| {
-        let folder = new_folder("fail");
-        let output = start(family, library, 3, "fail", &folder, shared).wait_with_output().unwrap();
-        for rank in [0, 2] {
-            let error =
-                error_of(&folder, rank, Duration::ZERO).unwrap_or_else(|| panic!("{}", text_of(&output)));
-            assert!(
-                error.contains("rank 1 on ") && error.ends_with("failed: no room for layer 7"),
-                "{error}"
-            );
+        // As a rank of all, and of a group.
+        for part in ["fail", "fail-group"] {
+            let folder = new_folder(part);
+            let output = start(family, library, 3, part, &folder, shared).wait_with_output().unwrap();
+            for rank in [0, 2] {
+                let error =
+                    error_of(&folder, rank, Duration::ZERO).unwrap_or_else(|| panic!("{}", text_of(&output)));
+                assert!(
+                    error.contains("rank 1 on ") && error.ends_with("failed: no room for layer 7"),
+                    "{part}: {error}"
+                );
+            }
+            fs::remove_dir_all(folder).unwrap();
         }
-        fs::remove_dir_all(folder).unwrap();
     });
 }
 
@@ -157,7 +180,7 @@ fn a_rank_that_is_killed_or_stopped_is_named_within_the_limit() {
                 fs::remove_dir_all(folder).unwrap();
                 return;
             }
-            let errors: Vec<_> = [0, 2].map(|rank| error_of(&folder, rank, 20 * SILENCE)).to_vec();
+            let errors: Vec<_> = [0, 2].map(|rank| error_of(&folder, rank, NOTICED + BUSY)).to_vec();
             // Those that hang are ended here, so that the launcher ends, too.
             for pid in &pids {
                 drop(Command::new("kill").args(["-KILL", pid]).stderr(Stdio::null()).status());
@@ -169,6 +192,51 @@ fn a_rank_that_is_killed_or_stopped_is_named_within_the_limit() {
             }
             fs::remove_dir_all(folder).unwrap();
         });
+    }
+}
+
+/// MPI has calls that wait for other ranks, without heartbeats: a rank that stops there holds up nobody for longer than the limit.
+#[test]
+fn a_rank_that_stops_inside_mpi_ends_the_others_within_the_limit() {
+    let lost = ["rank 1 on ", "is lost"];
+    let cases = [
+        ("MPI_Init_thread", true, ["did not meet within 5 s", "is stopped"]),
+        ("MPI_Comm_split", true, ["MPI_Comm_split did not end within 10 s", "a rank is stopped"]),
+        ("MPI_Ibarrier", true, lost),
+        ("MPI_Ibarrier", false, lost),
+        ("MPI_Finalize", false, ["MPI_Finalize did not end within 10 s", "a rank is stopped"]),
+    ];
+    for family in families() {
+        let folder = new_folder("library");
+        let library = hold::library(&family.folder, &folder);
+        for (held, shared, wanted) in cases {
+            eprintln!("{}, {held}, shared memory: {shared}", family.name);
+            let left = new_folder("end");
+            let mut launcher = hold::held(held, 1);
+            let mut child =
+                launch(&mut launcher, &family, library.to_str().unwrap(), 3, "end", &left, shared);
+            let pids: Vec<String> = (0..3).map(|rank| appears(&left.join(format!("pid-{rank}")))).collect();
+            let kill =
+                |pid: &str| drop(Command::new("kill").args(["-KILL", pid]).stderr(Stdio::null()).status());
+            let errors = [0, 2].map(|rank| error_of(&left, rank, 20 * SILENCE));
+            // The others end themselves. Some launchers wait for the one that is stopped.
+            kill(&pids[1]);
+            let until = Instant::now() + 20 * SILENCE;
+            let mut ended = false;
+            while !ended && Instant::now() < until {
+                ended = child.try_wait().unwrap().is_some();
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            pids.iter().for_each(|pid| kill(pid));
+            let output = child.wait_with_output().unwrap();
+            for error in errors {
+                let error = error.unwrap_or_else(|| panic!("{held}: {}", text_of(&output)));
+                assert!(wanted.iter().all(|text| error.contains(text)), "{held}: {error}");
+            }
+            assert!(ended, "{held}: the others did not end: {}", text_of(&output));
+            fs::remove_dir_all(left).unwrap();
+        }
+        fs::remove_dir_all(folder).unwrap();
     }
 }
 
@@ -211,12 +279,34 @@ fn leave(folder: &str, name: &str, text: &str) {
 #[test]
 fn rank() {
     let (Ok(part), Ok(folder)) = (env::var(PART), env::var(FOLDER)) else { return };
-    let mpi = Mpi::start(&MpiOptions {
+    let mut limits =
+        Limits { silence: SILENCE, operation: Some(Duration::from_secs(30)), ..Limits::default() };
+    if part == "end" {
+        limits.start = Duration::from_secs(5);
+        leave(&folder, &format!("pid-{}", launched_rank().unwrap()), &std::process::id().to_string());
+    }
+    let started = Mpi::start(&MpiOptions {
         library: env::var("QUADRIGA_TEST_LIBRARY").ok(),
         shared_memory: env::var("QUADRIGA_TEST_SHARED").is_ok_and(|shared| shared == "1"),
-        limits: Limits { silence: SILENCE, ..Limits::default() },
-    })
-    .unwrap();
+        limits,
+    });
+    // Some launchers end all ranks when one ends: each has its say before.
+    let all_have_said = || [0, 2].map(|other| error_of(Path::new(&folder), other, 20 * SILENCE));
+    if part == "end" {
+        let result = started.as_ref().map_err(Clone::clone).and_then(|mpi| {
+            mpi.split(0)?;
+            mpi.finish()
+        });
+        let error = result.unwrap_err().to_string();
+        leave(&folder, &format!("error-{}", launched_rank().unwrap()), &error);
+        drop(all_have_said());
+        if let Ok(mpi) = started {
+            mpi.fail(&error);
+            mpi.abort(3);
+        }
+        end_process(3);
+    }
+    let mpi = started.unwrap();
     let rank = mpi.rank();
     if part == "operations" {
         for seed in 0..3 {
@@ -224,10 +314,19 @@ fn rank() {
         }
         common::crossed_messages(&mpi);
         common::groups(&mpi, 7);
+        if mpi.size() > 1 {
+            common::panics(&mpi);
+        }
         let text = format!("{} ranks, shared memory: {}", mpi.size(), mpi.uses_shared_memory());
         mpi.finish().unwrap();
         leave(&folder, &format!("done-{rank}"), &text);
         return;
+    }
+    if part == "fail-group" {
+        let group = mpi.split(0).unwrap();
+        if rank == 1 {
+            group.fail("no room for layer 7");
+        }
     }
     let mut rounds = 0;
     let error = loop {
@@ -244,10 +343,7 @@ fn rank() {
         }
     };
     leave(&folder, &format!("error-{rank}"), &error.to_string());
-    // Some launchers end all ranks when one ends: each has its say before.
-    for other in [0, 2] {
-        drop(error_of(Path::new(&folder), other, 20 * SILENCE));
-    }
+    drop(all_have_said());
     // MPI cannot be finalized without the rank that is lost.
     std::process::exit(3);
 }

@@ -4,7 +4,8 @@
 use quadriga_conformance::{EvalError, Oracle, OracleError, compute_node};
 use quadriga_graph::{
     AttentionOptions, Binary, DType, DeltaRuleInputs, ExpertWeights, Gate, GatedDeltaRule, GraphBuilder,
-    Interpolation, Op, Order, Pairing, Pooling, Rope, SelectExperts, Unary, Value, Weight, Window, blocks,
+    GroupScore, Interpolation, Op, Order, Pairing, Pooling, Rope, SelectExperts, Unary, Value, Weight,
+    Window, blocks,
 };
 
 /// The result of an operation on F32 inputs `a`, `b`, … with the given shapes and values.
@@ -477,9 +478,11 @@ fn the_clamped_swiglu_of_gpt_oss() {
 #[test]
 fn experts_are_selected_by_score_and_by_group() {
     let scores: (&[usize], &[f32]) = (&[2, 6], &[1.0, 5.0, 5.0, 0.0, 2.0, 3.0, 9.0, 0.0, 4.0, 4.0, 3.0, 5.5]);
-    let select = |used, groups, groups_used| {
-        eval(&[scores], |_, v| v[0].select_experts(SelectExperts { used, groups, groups_used }))
+    let select_by = |group_score, used, groups, groups_used| {
+        let parameters = SelectExperts { used, groups, groups_used, group_score };
+        eval(&[scores], |_, v| v[0].select_experts(parameters))
     };
+    let select = |used, groups, groups_used| select_by(GroupScore::TopTwo, used, groups, groups_used);
     // Of equal scores the first.
     close(&select(3, 1, 1), &[1.0, 2.0, 5.0, 0.0, 5.0, 2.0]);
     // Groups of two: sums 6, 5, 5 and 9, 8, 8.5.
@@ -487,6 +490,15 @@ fn experts_are_selected_by_score_and_by_group() {
     close(&select(2, 3, 2), &[1.0, 2.0, 0.0, 5.0]);
     // Groups of three: the two best sum to 10, 5 and 13, 9.5.
     close(&select(2, 2, 1), &[1.0, 2.0, 0.0, 2.0]);
+    // Largest scores of groups of two: 5, 5, 3 and 9, 4, 5.5.
+    close(&select_by(GroupScore::Max, 2, 3, 1), &[1.0, 0.0, 0.0, 1.0]);
+    close(&select_by(GroupScore::Max, 2, 3, 2), &[1.0, 2.0, 0.0, 5.0]);
+    // Sums 8, 7 and 3; largest scores 4, 7 and 3.
+    let scores: (&[usize], &[f32]) = (&[1, 6], &[4.0, 4.0, 0.0, 7.0, 0.0, 3.0]);
+    for (group_score, expected) in [(GroupScore::TopTwo, [0.0, 1.0]), (GroupScore::Max, [3.0, 2.0])] {
+        let parameters = SelectExperts { used: 2, groups: 3, groups_used: 1, group_score };
+        close(&eval(&[scores], |_, v| v[0].select_experts(parameters)), &expected);
+    }
 }
 
 #[test]

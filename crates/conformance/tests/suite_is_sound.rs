@@ -33,7 +33,7 @@ fn a_sample_is_fixed_and_covers_every_operation() {
 fn every_operation_is_in_some_case() {
     let suite = Suite::new();
     let mut built: HashSet<&str> = HashSet::new();
-    for i in suite.sample(3000, 3) {
+    for i in suite.sample(10_000, 3) {
         let case = suite.case(i).unwrap().unwrap();
         built.extend(case.parts().flat_map(|part| part.graph.nodes().iter().map(|n| n.op().name())));
     }

@@ -15,7 +15,7 @@ use crate::compile::compile;
 use crate::environment;
 use crate::feed_forward;
 use crate::isa::{Isa, IsaError};
-use crate::memory::{ALIGNMENT, HostBlock, StateSlabs, host_bytes};
+use crate::memory::{ALIGNMENT, HostBlock, StateSlabs, host_bytes, reserved_bytes};
 use crate::numa::{NumaBinding, NumaMode, ProcessCpus, Topology};
 use crate::ops::WorkSettings;
 use crate::pool::{Pool, PoolError, is_inside_job};
@@ -274,11 +274,12 @@ impl Backend {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn wrap(&self, memory: impl AsMut<[u8]> + Send + Sync + 'static) -> Arc<dyn Buffer> {
-        let mut owner = Box::new(memory);
-        let bytes = (*owner).as_mut();
+        let owner = Box::into_raw(Box::new(memory));
+        // SAFETY: nothing else has the pointer, which is that of a box.
+        let bytes = unsafe { &mut *owner }.as_mut();
         let (pointer, len) = (bytes.as_mut_ptr(), bytes.len());
-        // SAFETY: the bytes are those of the owner, which is in the buffer from now on: nothing else accesses them, and
-        // they stay where they are, because the owner neither moves nor is asked again.
+        // SAFETY: the owner comes from a box. The bytes are its own: nothing else accesses them, and they stay where they are,
+        // because the owner neither moves nor is asked again.
         Arc::new(unsafe { HostBuffer::wrap(pointer, len, owner) })
     }
 
@@ -294,8 +295,8 @@ impl Backend {
         bytes: usize,
         owner: impl Send + Sync + 'static,
     ) -> Arc<dyn Buffer> {
-        // SAFETY: the caller's promise.
-        Arc::new(unsafe { HostBuffer::wrap(pointer, bytes, Box::new(owner)) })
+        // SAFETY: the owner comes from a box; the caller promises the rest.
+        Arc::new(unsafe { HostBuffer::wrap(pointer, bytes, Box::into_raw(Box::new(owner))) })
     }
 
     /// Bytes that the buffers of this backend have allocated and not freed, with the work memory. Mapped and wrapped
@@ -339,6 +340,10 @@ impl quadriga_runtime::Backend for Backend {
         }
     }
 
+    fn reserved_bytes(&self) -> u64 {
+        reserved_bytes()
+    }
+
     fn nominal_rates(&self) -> Rates {
         nominal_rates(self.inner.isa, self.threads())
     }
@@ -362,12 +367,8 @@ impl quadriga_runtime::Backend for Backend {
     }
 
     fn map(&self, data: &Data) -> Option<Arc<dyn Buffer>> {
-        // Elements must be aligned; other data is copied to a buffer of the backend.
-        data.as_slice()?
-            .as_ptr()
-            .addr()
-            .is_multiple_of(size_of::<u64>())
-            .then(|| Arc::new(HostBuffer::map(data)) as _)
+        // Other data is copied to a buffer of the backend.
+        Some(Arc::new(HostBuffer::map(data)?))
     }
 
     fn weight_layout(&self, weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {

@@ -18,7 +18,18 @@ enum BufferMemory {
     /// same whatever the owner returns later.
     Mapped { pointer: *const u8, _data: Data },
     /// Writable bytes of another owner, which is dropped with the buffer.
-    Wrapped { pointer: *mut u8, _owner: Box<dyn Any + Send + Sync> },
+    Wrapped { pointer: *mut u8, _owner: BufferOwner },
+}
+
+/// The owner of wrapped bytes. They may be within the owner itself: a box that is moved claims its content for itself alone, and
+/// pointers into that are no longer valid; a raw pointer does not.
+struct BufferOwner(*mut (dyn Any + Send + Sync));
+
+impl Drop for BufferOwner {
+    fn drop(&mut self) {
+        // SAFETY: the pointer came from a box, and nothing else frees it.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
 }
 
 /// A block, and the count of all allocated bytes that it is part of.
@@ -68,24 +79,25 @@ impl HostBuffer {
         HostBuffer::over(BufferMemory::Owned(block), bytes, usage)
     }
 
-    pub(crate) fn map(data: &Data) -> HostBuffer {
-        let data = data.clone();
-        let bytes = data.as_slice().unwrap_or_default();
-        let (pointer, bytes) = (bytes.as_ptr(), bytes.len());
-        HostBuffer::over(BufferMemory::Mapped { pointer, _data: data }, bytes, Usage::Weights)
+    /// The bytes of an owner, if they are in one piece and elements in them can be aligned. It is asked for them once.
+    pub(crate) fn map(data: &Data) -> Option<HostBuffer> {
+        let bytes = data.as_slice()?;
+        let (pointer, len) = (bytes.as_ptr(), bytes.len());
+        let memory = BufferMemory::Mapped { pointer, _data: data.clone() };
+        pointer.addr().is_multiple_of(size_of::<u64>()).then(|| HostBuffer::over(memory, len, Usage::Weights))
     }
 
-    /// A writable buffer over memory of another owner.
+    /// A writable buffer over memory of another owner, which is dropped with it.
     ///
     /// # Safety
-    /// Until the owner is dropped, the bytes are allocated and initialised, and nothing else accesses them while a command
-    /// or a program that uses the buffer is running.
+    /// The owner comes from [`Box::into_raw`], and nothing else accesses or drops it from now on. Until it is dropped, the bytes are
+    /// allocated and initialised, and nothing else accesses them while a command or a program that uses the buffer is running.
     pub(crate) unsafe fn wrap(
         pointer: *mut u8,
         bytes: usize,
-        owner: Box<dyn Any + Send + Sync>,
+        owner: *mut (dyn Any + Send + Sync),
     ) -> HostBuffer {
-        HostBuffer::over(BufferMemory::Wrapped { pointer, _owner: owner }, bytes, Usage::Compute)
+        HostBuffer::over(BufferMemory::Wrapped { pointer, _owner: BufferOwner(owner) }, bytes, Usage::Compute)
     }
 
     fn over(memory: BufferMemory, bytes: usize, usage: Usage) -> HostBuffer {

@@ -52,6 +52,8 @@ mod profile;
 mod program;
 mod prologue;
 mod queue;
+#[cfg(unix)]
+mod reservations;
 mod state;
 mod step;
 mod view;

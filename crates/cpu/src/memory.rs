@@ -37,6 +37,14 @@ pub(crate) fn host_bytes() -> (Option<u64>, Option<u64>) {
     (Some(limit), Some(free.map_or(left, |free| free.min(left))))
 }
 
+/// Bytes of blocks that were allocated and never touched, so that they still count as free. Blocks that are not mapped are small.
+pub(crate) fn reserved_bytes() -> u64 {
+    #[cfg(unix)]
+    return crate::reservations::bytes();
+    #[cfg(not(unix))]
+    0
+}
+
 /// Bytes of a control group that are pages of files, such as those of a model that was read: the system takes them back where memory
 /// is needed. `statistics` is its `memory.stat`.
 fn file_pages(statistics: &str) -> u64 {
@@ -207,7 +215,9 @@ fn allocate(bytes: usize, huge: bool) -> Option<NonNull<u8>> {
             // SAFETY: advice on the mapping just made; it changes no contents, and a refusal changes nothing.
             unsafe { libc::madvise(pointer, bytes, libc::MADV_HUGEPAGE) };
         }
-        return NonNull::new(pointer.cast());
+        let pointer = NonNull::new(pointer.cast())?;
+        crate::reservations::add(pointer, bytes);
+        return Some(pointer);
     }
     // SAFETY: the size is not 0: `HostBlock::paged` returns an empty block for that.
     NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })
@@ -218,6 +228,7 @@ fn allocate(bytes: usize, huge: bool) -> Option<NonNull<u8>> {
 unsafe fn release(pointer: NonNull<u8>, bytes: usize) {
     #[cfg(unix)]
     if bytes >= MAP_FROM {
+        crate::reservations::remove(pointer);
         // SAFETY: the mapping was made with this size, and nothing uses it any more.
         unsafe { libc::munmap(pointer.as_ptr().cast(), bytes) };
         return;
@@ -231,6 +242,25 @@ unsafe fn release(pointer: NonNull<u8>, bytes: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_block_is_reserved_until_it_is_written() {
+        use crate::reservations::{bytes, mappings, resident};
+        const BYTES: usize = 100 << 20;
+        let block = HostBlock::zeroed(BYTES).unwrap();
+        let address = block.pointer().addr();
+        assert_eq!(mappings().get(&address), Some(&BYTES));
+        assert_eq!(resident(address, BYTES), 0);
+        assert!(bytes() >= BYTES as u64);
+        // SAFETY: the block has more bytes than these.
+        unsafe { block.pointer().add(70 << 20).write_bytes(1, 5 << 20) };
+        let written = resident(address, BYTES);
+        assert!((5 << 20..=9 << 20).contains(&written), "{written}");
+        drop(block);
+        // Another thread may map the same address again, with another size.
+        assert_ne!(mappings().get(&address), Some(&BYTES));
+    }
 
     #[test]
     fn pages_of_files_do_not_count_as_used() {

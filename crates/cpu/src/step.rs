@@ -57,6 +57,13 @@ pub(crate) trait Kernel: Send + Sync {
     fn run_block(&self, _rows: Range<usize>, _columns: Range<usize>) -> Result<(), String> {
         Ok(())
     }
+
+    /// Prefetches the memory that [`run_block`](Kernel::run_block) will read for these rows and columns. Its inputs are
+    /// complete.
+    fn prefetch_block(&self, _rows: Range<usize>, _columns: Range<usize>) {}
+
+    /// Says that the next step reads rows of this matrix, one for each column of the result that is not 0.
+    fn read_next(&mut self, _matrix: &TensorView) {}
 }
 
 /// An operation that all threads compute together, with barriers inside.
@@ -184,6 +191,15 @@ pub(crate) struct StepPart {
     pub(crate) by_columns: Option<[usize; 2]>,
     /// Whether it may be the epilogue of a matmul however large it is.
     pub(crate) large_epilogue: bool,
+    /// Whether, as an epilogue, it runs a little later than its columns are complete, so that what it reads can be
+    /// [prefetched](Kernel::prefetch_block).
+    pub(crate) deferrable: bool,
+    /// Columns of a unit, if units are columns of a result of one row. A thread takes its share of them at once.
+    pub(crate) unit_columns: Option<usize>,
+    /// Bytes of work memory that it writes for the next step, or reads.
+    pub(crate) work_bytes: usize,
+    /// The matrix of which it reads a row for each element of its last input that is not 0.
+    pub(crate) active_rows: Option<TensorView>,
     /// Rows of the result, if unit `r` computes row `r` and nothing else.
     pub(crate) by_rows: Option<usize>,
     /// Whether it is the weighted sum over the experts of each token, which is [`by_columns`](StepPart::by_columns).
@@ -210,6 +226,10 @@ impl StepPart {
             accesses,
             by_columns: None,
             large_epilogue: false,
+            deferrable: false,
+            unit_columns: None,
+            work_bytes: 0,
+            active_rows: None,
             by_rows: None,
             sums_experts: false,
             name: 0,
@@ -230,7 +250,8 @@ pub(crate) const TINY: usize = 4096;
 pub(crate) enum KernelStep {
     /// Parts one after another, on one thread.
     Serial(Vec<StepPart>),
-    /// Parts of the same partition: each thread takes some units through all parts.
+    /// Parts of the same partition: each thread takes some units through all parts. If units of the first are columns of
+    /// a row, the others are elementwise parts, which run on these columns.
     Parallel(Vec<StepPart>),
     /// A kernel that all threads run together.
     Team {
@@ -305,11 +326,22 @@ impl KernelStep {
                 let cost: usize = parts.iter().map(|part| part.cost).sum();
                 let grain = parts.iter().map(|part| part.grain).max().unwrap_or(1);
                 let by_cost = units.saturating_mul(TINY) / cost.max(1);
-                let by_threads = units / (worker.threads() * 4);
+                let columns = parts.first().and_then(|part| part.unit_columns);
+                let by_threads = match columns {
+                    None => units / (worker.threads() * 4),
+                    Some(_) => units.div_ceil(worker.threads()),
+                };
                 let size = by_cost.max(by_threads).max(1).next_multiple_of(grain);
                 worker.try_chunks(units.div_ceil(size), |chunk| {
                     let range = chunk * size..((chunk + 1) * size).min(units);
-                    parts.iter().try_for_each(|part| run_part(part, range.clone(), work))
+                    parts.iter().try_for_each(|part| match (columns, part.by_columns) {
+                        (Some(columns), Some([rows, width])) => {
+                            let block = range.start * columns..(range.end * columns).min(width);
+                            let ran = part.kernel.run_block(0..rows, block);
+                            ran.map_err(|reason| StepFailure::Data { name: part.name, reason })
+                        }
+                        _ => run_part(part, range.clone(), work),
+                    })
                 })
             }
             KernelStep::Team { kernel, names, .. } => kernel.run(worker, work).map_err(|error| match error {

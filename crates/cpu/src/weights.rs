@@ -16,6 +16,10 @@ pub(crate) fn plain(weight: &Tensor) -> WeightLayout {
     WeightLayout { layout: Layout::Plain, bytes: weight.bytes(), mappable: true }
 }
 
+/// Rows of active neurons of at least so many bytes are loaded into huge pages: they are read in no order, and in a file map each is
+/// on pages of its own, whose addresses are rarely known.
+const HUGE_ROWS: usize = 1 << 20;
+
 /// The layout for a weight with these uses: packed if matmuls read it and nothing else does except row lookups.
 pub(crate) fn layout(weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {
     let is_matmul = |op: &Op| matches!(op, Op::MulMat | Op::MulMatId);
@@ -25,7 +29,11 @@ pub(crate) fn layout(weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {
         Some(matrices) if packable => {
             WeightLayout { layout: Layout::Packed(PACKED), bytes: matrices.bytes, mappable: false }
         }
-        _ => plain(weight),
+        _ => {
+            let is_sparse = |op: &Op| matches!(op, Op::MulMatSparse { .. } | Op::AxpySparse);
+            let in_huge_pages = weight.bytes() >= HUGE_ROWS && uses.iter().any(|(op, _)| is_sparse(op));
+            WeightLayout { mappable: !in_huge_pages, ..plain(weight) }
+        }
     }
 }
 
@@ -76,7 +84,16 @@ pub(crate) fn load(
     data: &[u8],
     to: &Region,
 ) -> Result<(), BackendError> {
-    let Layout::Packed(number) = layout else { return to.buffer.write(to.offset, data) };
+    let Layout::Packed(number) = layout else {
+        // Rows of neurons, of which threads read those that are active, whichever these are.
+        let numa = inner.pool.numa().filter(|_| data.len() >= HUGE_ROWS);
+        if let (Some(numa), Some(buffer)) = (numa, HostBuffer::of(to)) {
+            buffer.with_bytes_mut(to.offset, data.len(), |out| {
+                numa.interleave(out.as_ptr().addr(), out.len());
+            })?;
+        }
+        return to.buffer.write(to.offset, data);
+    };
     let failed =
         |reason: String| BackendError::Failed { backend: NAME.into(), what: "packing a weight", reason };
     let Some(matrices) = PackedMatrices::numbered(weight, number) else {

@@ -87,6 +87,18 @@ fn pass(isa: &str, cases: usize) {
     assert!(report.is_clean() && report.reasons.is_empty(), "{report}");
 }
 
+/// Says which instruction sets this CPU has, and so which of them the tests have run on: `cargo test -- --nocapture the_instruction`.
+#[test]
+fn the_instruction_sets_that_are_tested() {
+    let (tested, absent): (Vec<&str>, Vec<&str>) =
+        ["scalar", "avx2", "avxvnni", "avx512", "amx"].into_iter().partition(|name| Isa::named(name).is_ok());
+    println!("instruction sets tested here: {}", tested.join(", "));
+    if !absent.is_empty() {
+        println!("not tested, because this CPU lacks them: {}", absent.join(", "));
+    }
+    assert!(tested.contains(&"scalar") && tested.len() == Isa::available().len());
+}
+
 #[test]
 fn a_sample_is_right_in_plain_rust() {
     pass("scalar", 6000);

@@ -103,7 +103,7 @@ fn mixture(rng: &mut Rng, dtype: DType, tokens: usize, gate: Gate) -> Graph {
     let router = weight(rng, "router", DType::F32, [1, experts, width]).reshape([experts, width]);
     let normed = x.rms_norm(1e-5);
     let logits = router.mul_mat(normed);
-    let ids = logits.select_experts(SelectExperts { used, groups: 1, groups_used: 1 });
+    let ids = logits.select_experts(SelectExperts::ungrouped(used));
     let weights = logits.expert_weights(ids, ExpertWeights { softmax: true, normalize: false, scale: 1.0 });
     let mut product = |name: &str, x, n, k| {
         let w = weight(rng, name, dtype, [experts, n, k]);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use quadriga_cpu::internals::pool::Stopped;
-use quadriga_cpu::numa::{NumaMode, NumaNode, Topology};
+use quadriga_cpu::numa::{BoundPages, NumaMode, NumaNode, Topology, record_bound_pages};
 use quadriga_cpu::{Backend, Error, PoolError};
 use quadriga_graph::{DType, GraphBuilder, Weight};
 use quadriga_runtime::{Scheduler, Session};
@@ -105,6 +105,56 @@ fn a_node_that_the_program_may_not_use_is_an_error_that_names_it() {
     assert_eq!(allowed.build().unwrap().numa().unwrap().nodes().len(), 1, "only what is allowed");
 }
 
+/// A matrix has one part on each node, in the order of its threads; experts are on both in turns. `numactl` says where memory is.
+fn assert_bound(bound: &[BoundPages], mode: NumaMode, experts: bool, bytes: usize) {
+    let context = format!("{mode}, experts: {experts}: {bound:?}");
+    let nodes: Vec<&[usize]> = bound.iter().map(|pages| pages.nodes.as_slice()).collect();
+    match (mode, experts) {
+        (NumaMode::Numactl, _) => assert!(bound.is_empty(), "{context}"),
+        (NumaMode::Distribute, true) => assert_eq!(nodes, [[0, 1].as_slice()], "{context}"),
+        (NumaMode::Distribute, false) => {
+            assert_eq!(nodes, [[0].as_slice(), &[1]], "{context}");
+            assert_eq!(bound[0].addresses.end, bound[1].addresses.start, "{context}");
+            let [first, second] = [0, 1].map(|part: usize| bound[part].addresses.len());
+            assert!(first.abs_diff(second) <= 16 << 10, "{context}");
+        }
+        // The node that the program was started on.
+        (NumaMode::Isolate, _) => {
+            assert!(nodes.iter().all(|nodes| nodes.len() == 1 && nodes[0] < 2), "{context}");
+        }
+    }
+    let interleaved = mode == NumaMode::Distribute && experts;
+    assert!(bound.iter().all(|pages| pages.interleaved == interleaved), "{context}");
+    let pages: usize = bound.iter().map(|pages| pages.addresses.len()).sum();
+    assert!(mode == NumaMode::Numactl || pages + (16 << 10) >= bytes, "{context}: {pages} of {bytes} bytes");
+}
+
+/// Rows of neurons are on both nodes in turns.
+#[test]
+fn rows_of_neurons_are_interleaved() {
+    let test = || {
+        let [first, second, ..] = affinity()[..] else { return };
+        let (rows, columns) = (1024, 512);
+        let bytes: Vec<u8> =
+            (0..rows * columns).flat_map(|i| ((i % 13) as f32 - 6.0).to_le_bytes()).collect();
+        let g = GraphBuilder::new();
+        let (x, mask) = (g.input("x", DType::F32, [1, columns]), g.input("mask", DType::F32, [1, rows]));
+        let w = g.weight("w", Weight::with_data(DType::F32, [rows, columns], bytes.clone()));
+        g.output("y", w.mul_mat_sparse(x, mask, None));
+        let graph = g.finish().unwrap();
+        let backend = Backend::builder().threads(2).topology(two_nodes(first, second));
+        let backend = backend.numa(NumaMode::Distribute).build().unwrap();
+        let ((), bound) = record_bound_pages(|| {
+            let mut session = Session::new(&Scheduler::new(backend)).unwrap();
+            session.use_graph(graph).unwrap();
+        });
+        assert_eq!(bound.len(), 1, "{bound:?}");
+        assert!(bound[0].interleaved && bound[0].nodes == [0, 1], "{bound:?}");
+        assert!(bound[0].addresses.len() + (8 << 10) >= bytes.len(), "{bound:?}");
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
 #[test]
 fn bound_weights_give_the_same_results() {
     let test = || {
@@ -143,7 +193,9 @@ fn bound_weights_give_the_same_results() {
             for mode in NumaMode::ALL {
                 let backend = builder().numa(mode).build().unwrap();
                 assert!(backend.numa().is_some(), "{mode}");
-                assert_eq!(run(backend), wanted, "{mode}, experts: {experts}");
+                let (found, bound) = record_bound_pages(|| run(backend));
+                assert_eq!(found, wanted, "{mode}, experts: {experts}");
+                assert_bound(&bound, mode, experts, 4 * weights.len());
             }
         }
     };

@@ -54,16 +54,3 @@ fn random_graphs_give_the_same_bits_with_any_threads_and_fusion_and_agree_with_t
         }
     }
 }
-
-#[test]
-fn graphs_whose_results_are_rounding_errors_are_not_judged_by_them() {
-    let cpu = quadriga_cpu::Backend::builder().threads(1).build().unwrap();
-    let scheduler = Scheduler::new([Arc::new(cpu) as Arc<dyn Backend>]);
-    // Two values whose signs are those of rounding errors; and one row of 46 that changes its sign.
-    for seed in [3_000_001_553, 5_000_013_181] {
-        let random = RandomGraph::new(seed).unwrap();
-        let found = random.run(&scheduler).unwrap();
-        let expected = random.expected().unwrap();
-        compare(&expected, &found).unwrap_or_else(|difference| panic!("seed {seed}: {difference}"));
-    }
-}

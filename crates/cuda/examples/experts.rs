@@ -85,7 +85,7 @@ where
 
 impl Mixture {
     fn route<'g>(&self, logits: Value<'g>) -> (Value<'g>, Value<'g>) {
-        let select = SelectExperts { used: self.used, groups: 1, groups_used: 1 };
+        let select = SelectExperts::ungrouped(self.used);
         let of = |softmax| ExpertWeights { softmax, normalize: !softmax, scale: 1.0 };
         let probabilities = if self.oai { logits } else { logits.soft_max(1.0, None, None) };
         let ids = probabilities.select_experts(select);

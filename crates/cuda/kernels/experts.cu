@@ -67,7 +67,7 @@ __device__ __forceinline__ u64 take_best(const float *scores, u8 *taken, int cou
     return key;
 }
 
-// Marks the experts of all but the best groups as taken. The score of a group is the sum of its two largest.
+// Marks the experts of all but the best groups as taken. The score of a group is its largest, or the sum of its two largest.
 __device__ __forceinline__ void keep_best_groups(const RouteWork &w, const float *scores, u8 *taken, float *of_group,
                                                  u8 *kept) {
     int lane = threadIdx.x % WARP, size = w.experts / w.groups;
@@ -78,7 +78,8 @@ __device__ __forceinline__ void keep_best_groups(const RouteWork &w, const float
             second = max(second, min(first, key));
             first = max(first, key);
         }
-        of_group[g] = scores[g * size + index_of(first)] + (second ? scores[g * size + index_of(second)] : 0.0f);
+        bool adds_second = second && w.group_scores > 1;
+        of_group[g] = scores[g * size + index_of(first)] + (adds_second ? scores[g * size + index_of(second)] : 0.0f);
         kept[g] = 0;
     }
     __syncwarp();

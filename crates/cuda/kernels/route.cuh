@@ -7,6 +7,7 @@ struct RouteWork {
     u64 weights;             // f32 [t, used]; 0: not wanted
     int activation;          // one of ROUTE_…
     int experts, used, groups, groups_used;
+    int group_scores;        // the largest scores of a group that are added: 1 or 2
     int softmax, normalize;  // of the selected probabilities
     float scale;
 };

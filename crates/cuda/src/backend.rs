@@ -12,7 +12,7 @@ use quadriga_runtime::{
 };
 
 use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer, RegisteredMemory};
-use crate::context::{self, Context};
+use crate::context::{self, Context, ContextOwner};
 use crate::error::Error;
 use crate::event::CudaEvent;
 use crate::inner::BackendInner;
@@ -95,12 +95,20 @@ impl Builder {
         self
     }
 
+    /// Whether the backend has a context of its own instead of the device's primary one, as if it were the only user of the
+    /// device in this process (no by default). Collectives through NCCL need the primary one.
+    #[must_use]
+    pub fn own_context(mut self, own: bool) -> Builder {
+        self.options.context = if own { ContextOwner::Backend } else { ContextOwner::Process };
+        self
+    }
+
     /// Opens the device.
     ///
     /// # Errors
     /// There is no such device, it is too old, the driver is missing, or NVRTC is where kernels must be compiled.
     pub fn build(self) -> Result<Backend, Error> {
-        let context = Arc::new(Context::open(self.ordinal)?);
+        let context = Arc::new(Context::open(self.ordinal, self.options.context)?);
         let (major, minor) = context.compute_capability;
         if (major, minor) < MIN_COMPUTE_CAPABILITY {
             return Err(Error::OldDevice { name: context.description.clone(), major, minor });
@@ -199,6 +207,10 @@ impl quadriga_runtime::Backend for Backend {
         Rates { link: measured.unwrap_or(rates.link), ..rates }
     }
 
+    fn identity(&self) -> Option<String> {
+        self.inner.context.uuid.clone()
+    }
+
     fn device(&self) -> Device {
         let context = &self.inner.context;
         let (major, minor) = context.compute_capability;
@@ -280,7 +292,8 @@ impl quadriga_runtime::Backend for Backend {
 
     fn scratch_bytes(&self, graph: &Graph, nodes: &[NodeId]) -> usize {
         let multiprocessors = self.inner.context.multiprocessors;
-        lower::scratch_bytes(graph, nodes, self.inner.gemm_kernels(), multiprocessors).total()
+        let has_mixed = self.inner.kernels.expects_wgmma();
+        lower::scratch_bytes(graph, nodes, self.inner.gemm_kernels(), has_mixed, multiprocessors).total()
     }
 
     fn supports(&self, graph: &Graph, node: NodeId) -> Result<(), Refusal> {

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::cublas::sys as cublas;
 use cudarc::driver::sys;
+use quadriga_graph::DType;
 use quadriga_runtime::BackendError;
 
 use crate::context::Context;
@@ -17,6 +18,21 @@ pub(crate) enum OperandType {
     Bf16,
     F16,
     F32,
+}
+
+impl OperandType {
+    pub(crate) fn dtype(self) -> DType {
+        match self {
+            OperandType::Bf16 => DType::BF16,
+            OperandType::F16 => DType::F16,
+            OperandType::F32 => DType::F32,
+        }
+    }
+
+    /// Bytes of an element.
+    pub(crate) fn bytes(self) -> usize {
+        self.dtype().block_bytes()
+    }
 }
 
 /// Which kernels multiply matrices of many rows.

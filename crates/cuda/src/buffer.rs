@@ -52,6 +52,10 @@ impl DeviceBuffer {
         Arc::ptr_eq(&self.context, context)
     }
 
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
     /// Waits for the null stream, which blocking copies use: the queues' streams are not ordered after it.
     fn synchronize(&self) -> Result<(), BackendError> {
         // SAFETY: the null stream always exists.
@@ -244,8 +248,8 @@ fn pinned_parts(range: &Range<usize>, locked: &Range<usize>, len: usize) -> Vec<
 pub(crate) struct HostPages {
     context: Arc<Context>,
     /// Keeps the bytes.
-    data: Data,
-    /// The bytes as they were locked: an owner may answer differently when it is asked again.
+    _data: Data,
+    /// The bytes as they were given: an owner may answer differently when it is asked again.
     address: *const u8,
     len: usize,
     /// The locked part, from the start of the bytes; empty where the driver does not lock such memory.
@@ -254,7 +258,7 @@ pub(crate) struct HostPages {
     edges: Option<PinnedBuffer>,
 }
 
-// SAFETY: the address is that of immutable bytes, which `data` keeps and whose locked pages only the device reads.
+// SAFETY: the address is that of immutable bytes, which `_data` keeps.
 unsafe impl Send for HostPages {}
 // SAFETY: as above.
 unsafe impl Sync for HostPages {}
@@ -285,8 +289,14 @@ impl HostPages {
             locked = 0..0;
         }
         let (address, len) = (bytes.as_ptr(), bytes.len());
-        let pages =
-            HostPages { context: Arc::clone(context), data: data.clone(), address, len, locked, edges: None };
+        let pages = HostPages {
+            context: Arc::clone(context),
+            _data: data.clone(),
+            address,
+            len,
+            locked,
+            edges: None,
+        };
         pages.with_edges(bytes)
     }
 
@@ -398,9 +408,9 @@ impl Buffer for HostPages {
 
     fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BackendError> {
         check_range(self, offset, into.len())?;
-        match self.data.as_slice().and_then(|bytes| bytes.get(offset..offset + into.len())) {
-            Some(bytes) => into.copy_from_slice(bytes),
-            None => return Err(self.failed("reading", "the owner of the bytes has fewer than before")),
+        // SAFETY: the range lies in the bytes, which `_data` keeps and nobody writes; a host slice cannot overlap them.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.address.wrapping_add(offset), into.as_mut_ptr(), into.len());
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! One device: its primary context, its properties, and the meaning of the driver's error codes.
+//! One device: its context, its properties, and the meaning of the driver's error codes.
 
 use std::ffi::CStr;
 use std::panic::catch_unwind;
@@ -8,11 +8,24 @@ use cudarc::driver::sys::{self, CUresult};
 use quadriga_runtime::BackendError;
 
 use crate::error::Error;
+use crate::peers::{self, Peers};
 
-/// A device with its primary context retained.
+/// Which context of a device a backend uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum ContextOwner {
+    /// The primary context, which all users of the process share.
+    #[default]
+    Process,
+    /// One that is made for the backend.
+    Backend,
+}
+
+/// A device with a context.
 pub(crate) struct Context {
     pub(crate) name: String,
     pub(crate) description: String,
+    /// By which every process knows the device; `None` where the driver does not tell.
+    pub(crate) uuid: Option<String>,
     pub(crate) compute_capability: (i32, i32),
     pub(crate) multiprocessors: u32,
     /// Shared memory that a block can have at most.
@@ -22,7 +35,9 @@ pub(crate) struct Context {
     pub(crate) memory_bandwidth: f64,
     device: sys::CUdevice,
     context: sys::CUcontext,
+    owner: ContextOwner,
     lost: AtomicBool,
+    peers: Peers,
 }
 
 // SAFETY: a driver context may be used from any thread once it is made current there, which `bind` does first.
@@ -81,8 +96,23 @@ fn text(code: CUresult) -> String {
     }
 }
 
+/// Makes a context. Every driver has this function, which cudarc has no more for CUDA 13; its newer form would need a newer driver.
+///
+/// # Safety
+/// The driver is initialised, and the device is one of it.
+unsafe fn create(context: &mut sys::CUcontext, device: sys::CUdevice) -> CUresult {
+    type CreateContext = unsafe extern "C" fn(*mut sys::CUcontext, u32, sys::CUdevice) -> CUresult;
+    // SAFETY: the function of this name has this signature in every driver, and writes the address of one context.
+    unsafe {
+        match sys::culib().get::<CreateContext>(b"cuCtxCreate_v2") {
+            Ok(create) => create(context, 0, device),
+            Err(_) => CUresult::CUDA_ERROR_NOT_SUPPORTED,
+        }
+    }
+}
+
 impl Context {
-    pub(crate) fn open(ordinal: u32) -> Result<Context, Error> {
+    pub(crate) fn open(ordinal: u32, owner: ContextOwner) -> Result<Context, Error> {
         let count = count()?;
         if ordinal >= count {
             return Err(Error::NoDevice { ordinal, count });
@@ -98,11 +128,17 @@ impl Context {
                 sys::cuDeviceGet(&mut device, ordinal as i32),
                 sys::cuDeviceGetName(name.as_mut_ptr(), 255, device),
                 sys::cuDeviceTotalMem_v2(&mut total, device),
-                sys::cuDevicePrimaryCtxRetain(&mut context, device),
             ] {
                 if code != CUresult::CUDA_SUCCESS {
                     return Err(fail(code));
                 }
+            }
+            let code = match owner {
+                ContextOwner::Process => sys::cuDevicePrimaryCtxRetain(&mut context, device),
+                ContextOwner::Backend => create(&mut context, device),
+            };
+            if code != CUresult::CUDA_SUCCESS {
+                return Err(fail(code));
             }
         }
         let attribute = |which| {
@@ -113,10 +149,16 @@ impl Context {
                 code => Err(fail(code)),
             }
         };
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: writes the sixteen bytes of the local.
+        let code = unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, device) };
+        let uuid = (code == CUresult::CUDA_SUCCESS)
+            .then(|| uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect());
         use sys::CUdevice_attribute as A;
         let description = name.iter().take_while(|c| **c != 0).map(|c| char::from(*c as u8)).collect();
         Ok(Context {
             name: format!("cuda:{ordinal}"),
+            uuid,
             description,
             compute_capability: (
                 attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
@@ -135,8 +177,15 @@ impl Context {
                 / 8.0,
             device,
             context,
+            owner,
             lost: AtomicBool::new(false),
+            peers: Peers::default(),
         })
+    }
+
+    /// Whether this is the device's primary context.
+    pub(crate) fn is_primary(&self) -> bool {
+        self.owner == ContextOwner::Process
     }
 
     /// Makes the context current on this thread, which every call to the driver needs.
@@ -147,8 +196,33 @@ impl Context {
                 reason: "an earlier error ended its context; restart the program".into(),
             });
         }
-        // SAFETY: the context was retained by `open` and is released only when this is dropped.
+        // SAFETY: the context was made or retained by `open` and is released only when this is dropped.
         self.check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+
+    /// Whether this context, which is current, can copy directly from and to the memory of another device, or of another
+    /// context of the same device.
+    pub(crate) fn reaches(&self, other: &Context) -> bool {
+        let ask = || peers::enable(self.device, (other.device, other.context));
+        self.device == other.device || self.peers.reaches(other.context.addr(), ask)
+    }
+
+    /// Issues a direct copy between two devices that [reach](Context::reaches) each other, on a stream of this context.
+    ///
+    /// # Safety
+    /// Both ranges are in memory of these contexts, which stays until the stream has passed this point.
+    pub(crate) unsafe fn copy_between(
+        &self,
+        (to, to_context): (sys::CUdeviceptr, &Context),
+        (from, from_context): (sys::CUdeviceptr, &Context),
+        bytes: usize,
+        stream: sys::CUstream,
+    ) -> Result<(), BackendError> {
+        // SAFETY: the caller's promise.
+        let code = unsafe {
+            sys::cuMemcpyPeerAsync(to, to_context.context, from, from_context.context, bytes, stream)
+        };
+        self.check("cuMemcpyPeerAsync", code)
     }
 
     /// Maps a result code of the driver call `what` to an error; codes after which the context is unusable mark it
@@ -211,9 +285,12 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once by `open`; everything made in the context holds an `Arc` of this.
+        // SAFETY: made or retained once by `open`; everything made in the context holds an `Arc` of this.
         unsafe {
-            let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);
+            let _ = match self.owner {
+                ContextOwner::Process => sys::cuDevicePrimaryCtxRelease_v2(self.device),
+                ContextOwner::Backend => sys::cuCtxDestroy_v2(self.context),
+            };
         }
     }
 }

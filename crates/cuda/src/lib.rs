@@ -61,6 +61,7 @@ mod launch;
 mod lower;
 mod nccl;
 mod options;
+mod peers;
 mod program;
 mod queue;
 mod slices;

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::context::ContextOwner;
+
 /// `0` turns fused kernels off: each operation becomes a launch of its own.
 const FUSE_VARIABLE: &str = "QUADRIGA_CUDA_FUSE";
 /// `0` computes the rows of inactive neurons, too.
@@ -40,6 +42,7 @@ pub(crate) struct Options {
     pub(crate) kernels: KernelOrigin,
     /// Whether the GPU's idle time between programs is measured.
     pub(crate) idle_gaps: bool,
+    pub(crate) context: ContextOwner,
     /// The folder above that of compiled kernels; `None` keeps no compiled kernels.
     pub(crate) cache_dir: Option<PathBuf>,
 }
@@ -64,6 +67,7 @@ impl Options {
                 _ => KernelOrigin::Shipped,
             },
             idle_gaps: is_requested(GAPS_VARIABLE),
+            context: ContextOwner::Process,
             cache_dir: folder(CACHE_VARIABLE)
                 // The XDG specification has relative paths ignored.
                 .or_else(|| {
@@ -92,6 +96,7 @@ mod tests {
             cublas: true,
             kernels: KernelOrigin::Shipped,
             idle_gaps: false,
+            context: ContextOwner::Process,
             cache_dir: None,
         };
         assert_eq!(options(&[]), plain);

@@ -12,6 +12,7 @@ use quadriga_runtime::{
 };
 
 use crate::buffer::{DeviceBuffer, HostPages, PinnedBuffer, device_address};
+use crate::context::Context;
 use crate::event::{CudaEvent, Recording};
 use crate::faults::QueueFaults;
 use crate::inner::BackendInner;
@@ -19,7 +20,7 @@ use crate::kernels::KernelFile;
 use crate::launch::Launch;
 use crate::lower::formats::pack_slice;
 use crate::program::CudaProgram;
-use crate::slices::{self, PinnedSource, SliceMemory};
+use crate::slices::{self, PinnedSource, SliceCopy, SliceMemory};
 use crate::small_copies::{MAX_COPY_BYTES, SmallCopyBatch};
 use crate::stream::CudaStream;
 
@@ -56,6 +57,8 @@ struct RingSlot {
 /// One end of a copy, by the kind of its memory.
 enum Endpoint<'a> {
     Device(u64),
+    /// Memory of another device that this one reaches.
+    Peer(u64, &'a Context),
     Pinned(*mut u8),
     Pages(&'a HostPages),
     /// Pageable.
@@ -84,9 +87,11 @@ impl CudaQueue {
     fn endpoint<'a>(&self, region: &'a Region) -> Option<Endpoint<'a>> {
         let any = region.buffer.as_any();
         if let Some(device) = any.downcast_ref::<DeviceBuffer>() {
-            return device
-                .is_of(&self.inner.context)
-                .then(|| Endpoint::Device(device.address() + region.offset as u64));
+            let (own, address) = (&self.inner.context, device.address() + region.offset as u64);
+            return match device.is_of(own) {
+                true => Some(Endpoint::Device(address)),
+                false => own.reaches(device.context()).then(|| Endpoint::Peer(address, device.context())),
+            };
         }
         if let Some(pinned) = any.downcast_ref::<PinnedBuffer>() {
             // SAFETY: the region was checked to lie inside the buffer.
@@ -273,14 +278,29 @@ impl CudaQueue {
         selection: &'s mut SliceSelection,
     ) -> Result<Option<(&'s SliceMemory, bool)>, BackendError> {
         let Some(source) = self.pinned_source(from) else { return Ok(None) };
+        let Some(copy) = SliceCopy::new(selection, source, places) else { return Ok(None) };
         let known = selection.memory.as_ref().and_then(|memory| memory.downcast_ref::<SliceMemory>());
-        if !known.is_some_and(|memory| memory.is_of(source, places)) {
+        if !known.is_some_and(|memory| memory.is_of(&copy)) {
             selection.prefetched = false;
-            let memory = SliceMemory::new(&self.inner.context, selection, source, places)?;
-            selection.memory = memory.map(|memory| -> Box<dyn Any + Send> { Box::new(memory) });
+            selection.memory = None;
+            let memory = SliceMemory::new(&self.inner.context, copy)?;
+            selection.memory = Some(Box::new(memory) as Box<dyn Any + Send>);
         }
         let memory = selection.memory.as_ref().and_then(|memory| memory.downcast_ref());
         Ok(memory.map(|memory| (memory, selection.prefetched)))
+    }
+
+    /// Checks both ends and the indices of a copy of slices; the addresses of the indices and of the copy.
+    fn slice_places(
+        &self,
+        from: &Region,
+        to: &Region,
+        selection: &SliceSelection,
+    ) -> Result<(u64, u64), BackendError> {
+        let context = &self.inner.context;
+        check_range(&*from.buffer, from.offset, from.bytes)?;
+        slices::check_sizes(&context.name, selection, (from.bytes, to.bytes))?;
+        Ok((device_address(context, &selection.ids)?, device_address(context, to)?))
     }
 
     /// Waits for all work in the stream, and takes its faults.
@@ -314,8 +334,8 @@ impl Queue for CudaQueue {
                     Ok(())
                 })
             }
+            None | Some(Endpoint::Peer(..)) => Err(self.foreign("buffer")),
             Some(_) => to.buffer.write(to.offset, bytes),
-            None => Err(self.foreign("buffer")),
         }
     }
 
@@ -328,11 +348,11 @@ impl Queue for CudaQueue {
                 into.get_mut(at..at + part.len()).unwrap_or_default().copy_from_slice(part);
                 Ok(())
             }),
+            None | Some(Endpoint::Peer(..)) => Err(self.foreign("buffer")),
             Some(_) => {
                 self.synchronize()?;
                 from.buffer.read(from.offset, into)
             }
-            None => Err(self.foreign("buffer")),
         }
     }
 
@@ -362,6 +382,16 @@ impl Queue for CudaQueue {
                 let code = unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, bytes, self.stream.handle) };
                 self.inner.context.check("cuMemcpyDtoDAsync", code)?;
             }
+            (Endpoint::Peer(source, peer), Endpoint::Device(target)) => {
+                let own = &self.inner.context;
+                // SAFETY: both ranges were checked to lie inside their buffers, which the session holds.
+                unsafe { own.copy_between((target, own), (source, peer), bytes, self.stream.handle)? };
+            }
+            (Endpoint::Device(source), Endpoint::Peer(target, peer)) => {
+                let own = &self.inner.context;
+                // SAFETY: as above.
+                unsafe { own.copy_between((target, peer), (source, own), bytes, self.stream.handle)? };
+            }
             (Endpoint::Pinned(source), Endpoint::Device(target)) => self.to_device(target, source, bytes)?,
             (Endpoint::Device(source), Endpoint::Pinned(target)) => self.to_host(target, source, bytes)?,
             (Endpoint::Pages(source), Endpoint::Device(target)) => {
@@ -384,12 +414,10 @@ impl Queue for CudaQueue {
         to: &Region,
         selection: &mut SliceSelection,
     ) -> Result<bool, BackendError> {
-        check_range(&*from.buffer, from.offset, from.bytes)?;
+        let places = self.slice_places(from, to, selection)?;
         self.inner.context.bind()?;
         self.flush()?;
-        let ids = device_address(&self.inner.context, &selection.ids)?;
-        let target = device_address(&self.inner.context, to)?;
-        if let Some((memory, prefetched)) = self.slice_memory(from, (ids, target), selection)? {
+        if let Some((memory, prefetched)) = self.slice_memory(from, places, selection)? {
             memory.issue(&self.inner, self.stream.handle, (false, prefetched))?;
             return Ok(true);
         }
@@ -397,6 +425,7 @@ impl Queue for CudaQueue {
             return self.copy(from, to);
         }
         let (inner, stream) = (Arc::clone(&self.inner), self.stream.handle);
+        let (_, target) = places;
         slices::pack_by_slabs(&inner, stream, &selection.weight, target, |offset, slab| {
             match self.copy(&from.part(offset, slab.bytes)?, slab)? {
                 true => Ok(()),
@@ -412,11 +441,10 @@ impl Queue for CudaQueue {
         to: &Region,
         selection: &mut SliceSelection,
     ) -> Result<bool, BackendError> {
+        let places = self.slice_places(from, to, selection)?;
         self.inner.context.bind()?;
         self.flush()?;
-        let ids = device_address(&self.inner.context, &selection.ids)?;
-        let target = device_address(&self.inner.context, to)?;
-        let Some((memory, _)) = self.slice_memory(from, (ids, target), selection)? else { return Ok(false) };
+        let Some((memory, _)) = self.slice_memory(from, places, selection)? else { return Ok(false) };
         memory.issue(&self.inner, self.stream.handle, (true, false)).map(|()| true)
     }
 

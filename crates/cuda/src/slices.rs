@@ -27,7 +27,7 @@ const BLOCKS: u32 = 16;
 const SLAB_BYTES: usize = 8 << 20;
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct SliceStream {
     from: [u64; 3],
     border: [u64; 2],
@@ -77,33 +77,51 @@ pub(crate) fn device_pointer(host: *const u8) -> Option<u64> {
     (code == sys::CUresult::CUDA_SUCCESS).then_some(address)
 }
 
-/// What a queue remembers of a copy.
-pub(crate) struct SliceMemory {
-    work: SliceStream,
-    kernel: &'static CStr,
-    /// A counter, and a bit for each slice that was selected last.
-    last: DeviceBuffer,
+/// An error unless a weight is all in `from` bytes, and its copy fits into `to` bytes. Kernels read and write as many bytes as the
+/// shape says.
+pub(crate) fn check_sizes(
+    backend: &str,
+    selection: &SliceSelection,
+    (from, to): (usize, usize),
+) -> Result<(), BackendError> {
+    let weight = &selection.weight;
+    let copied = match selection.layout {
+        Layout::Plain => weight.bytes(),
+        Layout::Packed(_) => {
+            let foreign = || BackendError::Foreign { backend: backend.to_owned(), what: "layout" };
+            PackedMatrix::of(weight).ok_or_else(foreign)?.bytes
+        }
+    };
+    for (needed, there) in [(weight.bytes(), from), (copied, to)] {
+        if needed > there {
+            return Err(BackendError::SizeMismatch { backend: backend.to_owned(), from: needed, to: there });
+        }
+    }
+    Ok(())
 }
 
-impl SliceMemory {
-    /// `None` if the kernel cannot copy these slices.
+/// A copy that the kernel can make.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SliceCopy {
+    work: SliceStream,
+    kernel: &'static CStr,
+}
+
+impl SliceCopy {
+    /// The copy of a selection between these places, whose sizes were [checked](check_sizes). `None` if the kernel cannot make it.
     pub(crate) fn new(
-        context: &Arc<Context>,
         selection: &SliceSelection,
         source: PinnedSource,
         (ids, to): (u64, u64),
-    ) -> Result<Option<SliceMemory>, BackendError> {
+    ) -> Option<SliceCopy> {
         let (weight, slices) = (&selection.weight, selection.slices());
         let rows = weight.dims4()[2];
-        let Some(kernel) = kernel(weight, selection.layout) else { return Ok(None) };
+        let kernel = kernel(weight, selection.layout)?;
         let slice_bytes = weight.bytes() / slices.max(1);
         let few = (1..=MAX_SLICES).contains(&slices) && slice_bytes >= 16;
-        if !few || !source.is_aligned() || !to.is_multiple_of(16) {
-            return Ok(None);
+        if !few || !source.is_aligned() || !to.is_multiple_of(16) || !ids.is_multiple_of(4) {
+            return None;
         }
-        let words = 1 + slices.div_ceil(32);
-        let last = DeviceBuffer::new(context, words * 4, Usage::Compute)?;
-        last.clear(0, words * 4)?;
         let packed = PackedMatrix::of(weight).filter(|_| selection.layout != Layout::Plain);
         let work = SliceStream {
             from: source.address,
@@ -112,7 +130,7 @@ impl SliceMemory {
             slice_bytes: slice_bytes as u64,
             ids,
             id_count: (selection.ids.bytes / 4) as u64,
-            last: last.address(),
+            last: 0,
             to,
             scales: packed.map_or(0, |packed| to + packed.scales_at as u64),
             slices: slices as u32,
@@ -122,18 +140,33 @@ impl SliceMemory {
             prefetch: 0,
             prefetched: 0,
         };
-        Ok(Some(SliceMemory { work, kernel, last }))
+        Some(SliceCopy { work, kernel })
+    }
+}
+
+/// What a queue remembers of a copy.
+pub(crate) struct SliceMemory {
+    copy: SliceCopy,
+    /// A counter, and a bit for each slice that was selected last.
+    last: DeviceBuffer,
+}
+
+impl SliceMemory {
+    pub(crate) fn new(context: &Arc<Context>, copy: SliceCopy) -> Result<SliceMemory, BackendError> {
+        let words = 1 + (copy.work.slices as usize).div_ceil(32);
+        let last = DeviceBuffer::new(context, words * 4, Usage::Compute)?;
+        last.clear(0, words * 4)?;
+        Ok(SliceMemory { copy, last })
     }
 
-    /// Whether it is of a copy between these places.
-    pub(crate) fn is_of(&self, source: PinnedSource, (ids, to): (u64, u64)) -> bool {
-        let SliceStream { from, border, ids: own_ids, to: own, .. } = self.work;
-        (from, border, own_ids, own) == (source.address, source.border, ids, to)
+    /// Whether it is of this copy: of the same weight and number of indices, between the same places.
+    pub(crate) fn is_of(&self, copy: &SliceCopy) -> bool {
+        self.copy == *copy
     }
 
     /// The slices that were selected last, once the copy is done.
     pub(crate) fn selected(&self) -> Result<Vec<bool>, BackendError> {
-        let slices = self.work.slices as usize;
+        let slices = self.copy.work.slices as usize;
         let mut bits = vec![0; slices.div_ceil(32) * 4];
         self.last.read(4, &mut bits)?;
         Ok(bits.iter().flat_map(|byte| (0..8).map(move |bit| byte >> bit & 1 == 1)).take(slices).collect())
@@ -146,9 +179,11 @@ impl SliceMemory {
         stream: sys::CUstream,
         (prefetch, prefetched): (bool, bool),
     ) -> Result<(), BackendError> {
-        let work = SliceStream { prefetch: prefetch.into(), prefetched: prefetched.into(), ..self.work };
+        let SliceCopy { work, kernel } = self.copy;
+        let (prefetch, prefetched, last) = (prefetch.into(), prefetched.into(), self.last.address());
+        let work = SliceStream { prefetch, prefetched, last, ..work };
         let shared = UNIT_BYTES as u32 + 32;
-        let function = inner.kernels.function(KernelFile::ExpertsStream, self.kernel)?;
+        let function = inner.kernels.function(KernelFile::ExpertsStream, kernel)?;
         let launch = Launch::new(function, [BLOCKS, 1, 1], THREADS).shared_bytes(shared).urgent();
         launch.arg(work).issue(&inner.context, stream, false)
     }
@@ -201,6 +236,10 @@ pub(crate) fn pack_by_slabs(
 
 #[cfg(test)]
 mod tests {
+    use std::any::Any;
+
+    use quadriga_graph::{GraphBuilder, Weight};
+
     use super::*;
 
     #[test]
@@ -210,6 +249,95 @@ mod tests {
         {
             assert!(text.contains(&format!("#define {name} {value}\n")), "{name}");
         }
+    }
+
+    /// Experts of a type, selected by so many indices.
+    fn selection(dtype: DType, dims: [usize; 3], layout: Layout, ids: usize) -> SliceSelection {
+        let g = GraphBuilder::new();
+        let id = g.weight("w", Weight::new(dtype, dims)).id();
+        let weight = g.finish().unwrap()[id].clone();
+        let buffer: Arc<dyn Buffer> = Arc::new(Elsewhere(64));
+        SliceSelection::new(weight, layout, Region::new(buffer, 0, ids * 4).unwrap())
+    }
+
+    /// A buffer of so many bytes that nobody accesses.
+    struct Elsewhere(usize);
+
+    impl Buffer for Elsewhere {
+        fn backend(&self) -> &str {
+            "elsewhere"
+        }
+
+        fn bytes(&self) -> usize {
+            self.0
+        }
+
+        fn usage(&self) -> Usage {
+            Usage::Compute
+        }
+
+        fn is_host(&self) -> bool {
+            false
+        }
+
+        fn address(&self) -> u64 {
+            0
+        }
+
+        fn read(&self, _: usize, _: &mut [u8]) -> Result<(), BackendError> {
+            Ok(())
+        }
+
+        fn write(&self, _: usize, _: &[u8]) -> Result<(), BackendError> {
+            Ok(())
+        }
+
+        fn clear(&self, _: usize, _: usize) -> Result<(), BackendError> {
+            Ok(())
+        }
+
+        fn as_any(&self) -> &dyn Any {
+            self
+        }
+    }
+
+    #[test]
+    fn both_ends_of_a_copy_have_room_for_the_weight() {
+        for layout in [Layout::Plain, Layout::Packed(0)] {
+            let selection = selection(DType::Q4_0, [8, 3, 64], layout, 2);
+            let whole = selection.weight.bytes();
+            let copied = match layout {
+                Layout::Plain => whole,
+                Layout::Packed(_) => PackedMatrix::of(&selection.weight).unwrap().bytes,
+            };
+            let check = |from, to| check_sizes("cuda:0", &selection, (from, to));
+            assert_eq!((check(whole, copied), check(whole + 1, copied + 1)), (Ok(()), Ok(())));
+            for (from, to) in [(whole - 1, copied), (whole, copied - 1), (0, copied), (whole, 0)] {
+                let checked = check(from, to);
+                assert!(matches!(checked, Err(BackendError::SizeMismatch { .. })), "{layout:?}: {checked:?}");
+            }
+        }
+        // A layout that this type does not have.
+        let wrong = selection(DType::F16, [8, 3, 64], Layout::Packed(0), 2);
+        let checked = check_sizes("cuda:0", &wrong, (1 << 20, 1 << 20));
+        assert!(matches!(checked, Err(BackendError::Foreign { .. })), "{checked:?}");
+    }
+
+    #[test]
+    fn what_is_remembered_of_a_copy_is_used_for_the_same_copy_only() {
+        let (source, places) = (PinnedSource::whole(4096, 1 << 20), (1 << 12, 1 << 16));
+        let of = |dims, ids| {
+            let selection = selection(DType::Q4_0, dims, Layout::Packed(0), ids);
+            SliceCopy::new(&selection, source, places).unwrap()
+        };
+        let copy = of([8, 3, 64], 2);
+        assert_eq!(copy, of([8, 3, 64], 2));
+        for (dims, ids) in [([8, 3, 64], 3), ([16, 3, 64], 2), ([8, 6, 64], 2), ([8, 3, 128], 2)] {
+            assert_ne!(copy, of(dims, ids), "{dims:?} {ids}");
+        }
+        // Indices that a kernel cannot load.
+        let selection = selection(DType::Q4_0, [8, 3, 64], Layout::Packed(0), 2);
+        assert_eq!(SliceCopy::new(&selection, source, (4098, 1 << 16)), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a caller of the backend's interface may do wrong is an error, on a real device: places that change, regions out of
+//! What a caller of the backend's interface may do wrong is an error, on a real device: places and bytes that change, regions out of
 //! bounds, memory of others, events of others, sessions and buffers that end early. Says so and passes where there is no device.
 #![allow(
     clippy::unwrap_used,
@@ -9,18 +9,21 @@
 )]
 
 mod common;
+#[path = "../../runtime/tests/common/hostile_memory.rs"]
+mod hostile_memory;
 
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use quadriga_graph::{DType, Graph, GraphBuilder, Op, TensorId, Weight};
+use quadriga_graph::{DType, Graph, GraphBuilder, Op, Shape, Tensor, TensorId, Weight};
 use quadriga_runtime::{
-    Backend, BackendError, RankGroups, Region, Scheduler, SplitSource, TensorPlace, Usage, WeightLayout,
-    compute_once,
+    Backend, BackendError, Buffer, Layout, RankGroups, Region, Scheduler, SliceSelection, SplitSource,
+    TensorPlace, Usage, WeightLayout, compute_once,
 };
 
 use common::{cpu, device};
+use hostile_memory::{Elsewhere, check_alternating_owner, check_foreign_host_buffer};
 
 fn norm_and_matmul() -> Graph {
     let g = GraphBuilder::new();
@@ -179,5 +182,103 @@ fn events_of_other_backends_and_of_ended_queues_are_harmless() {
         let silu = round as f32 / (1.0 + (-(round as f32)).exp());
         let y = second.read::<f32>("y").unwrap();
         assert!((y[777] - silu * silu).abs() <= 1e-4 * (1.0 + silu * silu), "{round}: {}", y[777]);
+    }
+}
+
+#[test]
+fn an_owner_whose_bytes_change_is_asked_for_them_once() {
+    let Some(cuda) = device() else { return };
+    check_alternating_owner(&*cuda);
+}
+
+#[test]
+fn the_address_of_a_foreign_buffer_is_never_used() {
+    let Some(cuda) = device() else { return };
+    let shared: Arc<dyn Buffer> = Arc::new(Elsewhere::default());
+    assert!(cuda.lock(&shared).is_none(), "it offers no memory to devices");
+    check_foreign_host_buffer(&*cuda);
+}
+
+/// A weight of a graph, and the layout that matmuls, or those of experts, get.
+fn quantized(cuda: &dyn Backend, dims: impl Into<Shape>, op: &Op) -> (Tensor, WeightLayout) {
+    let g = GraphBuilder::new();
+    let id = g.weight("w", Weight::new(DType::Q4_0, dims)).id();
+    let weight = g.finish().unwrap()[id].clone();
+    let uses: &[(&Op, usize)] = &[(op, 0)];
+    let layout = match op {
+        Op::MulMatId => cuda.streamed_layout(&weight, uses),
+        _ => cuda.weight_layout(&weight, uses),
+    };
+    assert_ne!(layout.layout, Layout::Plain);
+    (weight, layout)
+}
+
+/// A region of new memory, with some memory after it that nothing may write.
+fn guarded(buffer: Arc<dyn Buffer>, bytes: usize) -> Region {
+    buffer.write(0, &vec![0x5a; buffer.bytes()]).unwrap();
+    Region::new(buffer, 0, bytes).unwrap()
+}
+
+fn is_untouched(region: &Region) -> bool {
+    let mut after = vec![0; region.buffer.bytes() - region.bytes];
+    region.buffer.read(region.bytes, &mut after).unwrap();
+    after.iter().all(|byte| *byte == 0x5a)
+}
+
+#[test]
+fn a_weight_of_another_size_than_its_shape_is_not_packed() {
+    let Some(cuda) = device() else { return };
+    let (weight, WeightLayout { layout, bytes, .. }) = quantized(&*cuda, [4096, 32], &Op::MulMat);
+    let room = cuda.allocate(bytes + (1 << 20), Usage::Weights).unwrap();
+    for wrong in [0, 18, weight.bytes() - 1, weight.bytes() + 1, weight.bytes() + 4095] {
+        let to = guarded(Arc::clone(&room), bytes);
+        let loaded = cuda.load_weight(&weight, layout, &vec![1; wrong], &to);
+        assert!(matches!(loaded, Err(BackendError::SizeMismatch { .. })), "{wrong}: {loaded:?}");
+        assert!(is_untouched(&to), "{wrong}");
+    }
+    let small = Region { bytes: bytes - 1, ..guarded(Arc::clone(&room), bytes) };
+    assert!(cuda.load_weight(&weight, layout, &vec![1; weight.bytes()], &small).is_err());
+    let to = guarded(room, bytes);
+    cuda.load_weight(&weight, layout, &vec![1; weight.bytes()], &to).unwrap();
+    assert!(is_untouched(&to));
+}
+
+#[test]
+fn slices_are_copied_only_between_places_of_the_size_of_their_weight() {
+    let Some(cuda) = device() else { return };
+    let (weight, WeightLayout { layout, bytes, .. }) = quantized(&*cuda, [8, 32, 64], &Op::MulMatId);
+    let ids = Region::new(cuda.allocate(16, Usage::Compute).unwrap(), 0, 16).unwrap();
+    ids.buffer.write(0, &[0; 16]).unwrap();
+    let pinned = cuda.staging(weight.bytes()).unwrap();
+    pinned.write(0, &vec![1; weight.bytes()]).unwrap();
+    let from = Region::new(pinned, 0, weight.bytes()).unwrap();
+    let room = cuda.allocate(2 * weight.bytes().max(bytes), Usage::Weights).unwrap();
+    let mut queue = cuda.queue().unwrap();
+    for (layout, bytes) in [(layout, bytes), (Layout::Plain, weight.bytes())] {
+        let to = guarded(Arc::clone(&room), bytes);
+        let short = |region: &Region| Region { bytes: region.bytes - 32, ..region.clone() };
+        let past = |region: &Region| Region { offset: region.buffer.bytes() - 32, ..region.clone() };
+        let wrong = [
+            (short(&from), to.clone()),
+            (past(&from), to.clone()),
+            (from.clone(), short(&to)),
+            (from.clone(), past(&to)),
+        ];
+        for (from, to) in wrong {
+            let mut selection = SliceSelection::new(weight.clone(), layout, ids.clone());
+            assert!(queue.copy_slices(&from, &to, &mut selection).is_err());
+            assert!(queue.prefetch_slices(&from, &to, &mut selection).is_err());
+        }
+        let mut selection = SliceSelection::new(weight.clone(), layout, ids.clone());
+        assert!(queue.copy_slices(&from, &to, &mut selection).unwrap());
+        // What is remembered of that copy is not used for a smaller weight, nor for fewer indices.
+        let (smaller, _) = quantized(&*cuda, [4, 32, 64], &Op::MulMatId);
+        selection.weight = smaller;
+        selection.ids.bytes = 4;
+        assert!(queue.copy_slices(&from, &to, &mut selection).unwrap());
+        queue.synchronize().unwrap();
+        let selected = queue.selected_slices(&selection).unwrap();
+        assert!(selected.is_none_or(|selected| selected == [true, false, false, false]));
+        assert!(is_untouched(&to));
     }
 }

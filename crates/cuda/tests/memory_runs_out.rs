@@ -10,12 +10,15 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use quadriga_graph::{DType, Data, Graph, GraphBuilder, Weight};
-use quadriga_runtime::{Backend, BackendError, RuntimeError, Scheduler, Usage};
+use quadriga_runtime::{Backend, BackendError, RuntimeError, Scheduler, Session, Usage};
 
 use common::device;
+
+/// Held by the test that has the device's memory.
+static DEVICE: Mutex<()> = Mutex::new(());
 
 /// `rows` products with an f32 matrix of so many megabytes.
 fn graph(megabytes: usize, rows: usize) -> Graph {
@@ -61,6 +64,7 @@ fn wanted(error: &RuntimeError) -> u64 {
 
 #[test]
 fn loading_planning_and_running_say_what_was_wanted_and_leave_nothing_behind() {
+    let _guard = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(backend) = device() else { return };
     runs(&backend).unwrap();
     let before = backend.device().free_bytes.unwrap();
@@ -91,4 +95,37 @@ fn loading_planning_and_running_say_what_was_wanted_and_leave_nothing_behind() {
     runs(&backend).unwrap();
     let after = backend.device().free_bytes.unwrap();
     assert!(before.abs_diff(after) < 256 << 20, "{before} bytes were free, now {after}");
+}
+
+/// `rows` products with an f32 matrix of 4 MB.
+fn products(rows: usize) -> Graph {
+    let g = GraphBuilder::new();
+    let w = Weight::with_data(DType::F32, [1024, 1024], vec![0.5f32; 1 << 20].as_slice());
+    g.output("y", g.mul_mat(g.weight("w", w), g.input("x", DType::F32, [rows, 1024])));
+    g.finish().unwrap()
+}
+
+#[test]
+fn x14_a_refused_growth_on_a_full_device_leaves_what_worked() {
+    let _guard = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(backend) = device() else { return };
+    let (small, large) = (4, 1 << 16);
+    let mut session = Session::new(&Scheduler::new([Arc::clone(&backend)])).unwrap();
+    let run = |session: &mut Session, value: f32| {
+        session.use_graph(products(small)).unwrap();
+        session.run(&[("x", &vec![value; small * 1024])]).unwrap();
+        session.read::<f32>("y").unwrap()
+    };
+    assert_eq!(run(&mut session, 1.0), vec![512.0; small * 1024]);
+    let held = fill(&backend, 64 << 20);
+    for round in 2..5 {
+        let refused = session.use_graph(products(large)).unwrap_err();
+        assert!(wanted(&refused) >= 256 << 20, "{refused}");
+        let value = round as f32;
+        assert_eq!(run(&mut session, value), vec![512.0 * value; small * 1024], "round {round}");
+    }
+    // With room, it grows, and the small graph still works.
+    drop(held);
+    session.use_graph(products(large)).unwrap();
+    assert_eq!(run(&mut session, 7.0), vec![512.0 * 7.0; small * 1024]);
 }

@@ -14,14 +14,14 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{cpu, device};
+use common::{cpu, device, device_with_own_context};
 use quadriga_cluster::{Collectives, Limits, in_process};
 use quadriga_conformance::{
     CASE_GROUP, Case, Outputs, RankPart, Suite, Target, TargetError, on_rank_threads, run_cases,
 };
 use quadriga_cuda::{Backend as Cuda, NcclError};
 use quadriga_graph::{DType, Data, Graph, GraphBuilder, Weight};
-use quadriga_runtime::{Backend, RankGroup, RuntimeError, Scheduler};
+use quadriga_runtime::{Backend, RankGroup, Region, RuntimeError, Scheduler, Usage};
 
 /// The cases of collectives with up to so many ranks.
 fn cases(suite: &Suite, ranks: usize) -> Vec<usize> {
@@ -69,7 +69,9 @@ fn collectives_are_right_through_the_host() {
     let mut ranks = vec![[first, cpu()]];
     ranks.extend((1..4).filter_map(|_| Some([device()?, cpu()])));
     let suite = Suite::new();
-    let chosen = cases(&suite, ranks.len());
+    // `quadriga check` runs all of them, in several processes at once: each has a session for each rank.
+    let chosen: Vec<usize> = cases(&suite, ranks.len()).into_iter().step_by(7).collect();
+    println!("{} cases", chosen.len());
     let report = run_cases(chosen.into_iter().filter_map(|index| suite.case(index)), &mut Staged(ranks));
     assert!(report.is_clean() && report.reasons.is_empty(), "{report}");
 }
@@ -128,12 +130,53 @@ fn layers(rows: usize) -> Graph {
 #[test]
 fn one_gpu_opened_twice_as_two_backends_gives_the_same_bits() {
     let (Some(one), Some(two)) = (device(), device()) else { return };
+    gives_the_same_bits(&one, &two);
+}
+
+#[test]
+fn two_contexts_of_one_gpu_give_the_same_bits() {
+    let (Some(one), Some(two)) = (device_with_own_context(), device_with_own_context()) else { return };
+    gives_the_same_bits(&one, &two);
+    let Some(primary) = device() else { return };
+    gives_the_same_bits(&primary, &two);
+}
+
+#[test]
+fn contexts_copy_between_each_other_without_the_host() {
+    let (Some(one), Some(two)) = (device_with_own_context(), device_with_own_context()) else { return };
+    // Of both sizes: below and above those that are batched in one launch.
+    for bytes in [1, 512, 4096, 5 << 20] {
+        let data: Vec<u8> = (0..bytes).map(|at| (at * 31 % 251) as u8).collect();
+        let region = |backend: &Arc<dyn Backend>| {
+            Region::new(backend.allocate(bytes, Usage::Compute).unwrap(), 0, bytes).unwrap()
+        };
+        let (from, to, back) = (region(&one), region(&two), region(&one));
+        let (mut first, mut second) = (one.queue().unwrap(), two.queue().unwrap());
+        first.write(&from, &data).unwrap();
+        let written = one.event(false).unwrap();
+        first.record(&*written).unwrap();
+        second.wait(&*written).unwrap();
+        assert!(second.copy(&from, &to).unwrap(), "{bytes} bytes are copied by the receiving queue");
+        let copied = two.event(false).unwrap();
+        second.record(&*copied).unwrap();
+        first.wait(&*copied).unwrap();
+        assert!(first.copy(&to, &back).unwrap(), "{bytes} bytes are copied back");
+        let mut found = vec![0u8; bytes];
+        first.read(&back, &mut found).unwrap();
+        assert!(found == data, "{bytes} bytes");
+        assert!(second.copy(&to, &from).unwrap(), "{bytes} bytes are copied by the sending queue");
+        second.synchronize().unwrap();
+    }
+}
+
+/// Each alone, and both as the devices of one scheduler.
+fn gives_the_same_bits(one: &Arc<dyn Backend>, two: &Arc<dyn Backend>) {
     for rows in [1, 5, 70] {
         let x: Vec<f32> = (0..rows * 64).map(|at| (at % 23) as f32 / 23.0 - 0.4).collect();
         let session = |backend: &Arc<dyn Backend>| {
             Scheduler::new([Arc::clone(backend)]).plan(layers(rows)).unwrap().session().unwrap()
         };
-        let (mut first, mut second) = (session(&one), session(&two));
+        let (mut first, mut second) = (session(one), session(two));
         // Alternately, so that each finds the other's programs on the device.
         for _ in 0..3 {
             first.run(&[("x", &x)]).unwrap();
@@ -147,6 +190,8 @@ fn one_gpu_opened_twice_as_two_backends_gives_the_same_bits() {
             session.run(&[("x", &x)]).unwrap();
             session.read::<f32>("y").unwrap()
         };
-        assert_eq!(both([&one, &two]), both([&two, &one]), "{rows} rows");
+        let split = both([one, two]);
+        assert_eq!(split, both([two, one]), "{rows} rows");
+        assert_eq!(split, first.read::<f32>("y").unwrap(), "{rows} rows on one device");
     }
 }

@@ -1,5 +1,5 @@
-//! The memory of sessions on a real device: places, parts, copies, memory of the caller, scratch memory, limits of plans.
-//! Says so and passes where there is no device.
+//! The memory of sessions on a real device: places, parts, copies, memory of the caller and of owners, allocators, scratch memory,
+//! limits of plans. Says so and passes where there is no device.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -11,11 +11,13 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use quadriga_graph::{DType, Graph, GraphBuilder, NodeId, TensorId, Weight};
+use quadriga_graph::{DType, Data, Graph, GraphBuilder, NodeId, TensorId, Weight};
+use quadriga_runtime::memory::{AllocatorError, TensorAllocator};
 use quadriga_runtime::{
     Backend, BackendError, CopyRoute, Layout, PlanLimits, RankGroups, Region, RuntimeError, Scheduler,
-    Session, SplitSource, TensorPlace, Usage, compute_once, copy_region,
+    Session, SplitSource, TensorPlace, Usage, WeightStreaming, compute_once, copy_region,
 };
 
 use common::{cpu, device};
@@ -125,6 +127,119 @@ fn k5_a_graph_is_computed_once_with_scratch_memory_of_its_own() {
         ranks: RankGroups::NONE,
     };
     compute_once(&*cuda, &split).unwrap();
+    // The indices of the five largest of each row, in any order.
+    let y = &places[graph.output("y").unwrap().index()];
+    let mut bytes = [0; 3 * 5 * 4];
+    y.buffer.read(y.offset, &mut bytes).unwrap();
+    let found: Vec<i32> = bytes.as_chunks::<4>().0.iter().map(|index| i32::from_ne_bytes(*index)).collect();
+    for (row, found) in values.chunks(5000).zip(found.chunks(5)) {
+        let mut indices: Vec<i32> = (0..5000).collect();
+        indices.sort_by(|a, b| row[*b as usize].total_cmp(&row[*a as usize]));
+        let (mut found, mut largest) = (found.to_vec(), indices[..5].to_vec());
+        found.sort_unstable();
+        largest.sort_unstable();
+        assert_eq!(found, largest);
+    }
+}
+
+/// Bytes that count how often they are dropped.
+struct Owner {
+    bytes: Vec<u8>,
+    drops: Arc<AtomicUsize>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.drops.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl AsRef<[u8]> for Owner {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[test]
+fn b1_mapped_memory_is_dropped_with_its_owner_exactly_once() {
+    let Some(cuda) = device() else { return };
+    // Without a whole page, and with some.
+    for floats in [64, 1 << 16] {
+        let drops = Arc::new(AtomicUsize::new(0));
+        let count = || drops.load(Ordering::Relaxed);
+        let owner =
+            |value: f32| Owner { bytes: value.to_ne_bytes().repeat(floats), drops: Arc::clone(&drops) };
+        let data = Data::new(Arc::new(owner(3.0)));
+        let mapped = cuda.map(&data).unwrap();
+        let again = cuda.map(&data).unwrap();
+        drop(data);
+        let to = region(&cuda, floats);
+        let mut queue = cuda.queue().unwrap();
+        assert!(queue.copy(&Region::new(Arc::clone(&mapped), 0, 4 * floats).unwrap(), &to).unwrap());
+        queue.synchronize().unwrap();
+        assert_eq!(get(&to, floats), vec![3.0; floats]);
+        drop(mapped);
+        assert_eq!(count(), 0, "the other handle keeps it");
+        drop(again);
+        assert_eq!(count(), 1, "{floats} floats");
+
+        // A weight of the host that is streamed to the device, and one that the device has.
+        for (streamed, dropped) in [(true, 2), (false, 3)] {
+            let g = GraphBuilder::new();
+            let weight = Weight::with_data(DType::F32, [floats / 64, 64], Data::new(Arc::new(owner(0.5))));
+            g.output("y", g.mul_mat(g.weight("w", weight), g.input("x", DType::F32, [4, 64])));
+            let scheduler = Scheduler::new(vec![Arc::clone(&cuda), cpu()])
+                .place(move |_| Some(usize::from(streamed)))
+                .weight_streaming(Some(WeightStreaming { operations_per_byte: 0, min_operations: 0 }));
+            let plan = scheduler.plan(g.finish().unwrap()).unwrap();
+            assert_eq!(plan.streams_weights(), streamed);
+            let mut session = plan.session().unwrap();
+            for _ in 0..2 {
+                session.run(&[("x", &[1.0f32; 256])]).unwrap();
+                assert_eq!(session.read::<f32>("y").unwrap(), vec![32.0; floats / 16]);
+            }
+            drop(plan);
+            drop(session);
+            assert_eq!(count(), dropped, "{floats} floats, streamed: {streamed}");
+        }
+    }
+}
+
+#[test]
+fn a7_an_allocator_over_a_buffer_and_over_the_device() {
+    let Some(cuda) = device() else { return };
+    let g = GraphBuilder::new();
+    g.output("y", g.input("x", DType::F32, [25]).neg());
+    let graph = g.finish().unwrap();
+    let tensor = &graph[graph.leaf("x").unwrap()];
+    let buffer = cuda.allocate(1024, Usage::State).unwrap();
+    let over = TensorAllocator::over(&cuda, Arc::clone(&buffer)).unwrap();
+    let on = TensorAllocator::on(&cuda, 1024, Usage::Compute).unwrap();
+    let mut measuring = TensorAllocator::measuring_for(&cuda).unwrap();
+    for (mut allocator, of_caller) in [(over, true), (on, false)] {
+        let padded = cuda.storage_bytes(tensor).next_multiple_of(256) as u64;
+        let allocations: Vec<_> =
+            (0..1024 / padded).map(|_| allocator.allocate("t", tensor).unwrap()).collect();
+        assert!(matches!(allocator.allocate("t", tensor), Err(AllocatorError::OutOfMemory { .. })));
+        for (number, allocation) in allocations.iter().enumerate() {
+            let region = allocation.region().unwrap();
+            assert_eq!(Arc::ptr_eq(&region.buffer, &buffer), of_caller);
+            assert_eq!(region.buffer.backend(), cuda.name());
+            assert!((region.buffer.address() + region.offset as u64).is_multiple_of(256));
+            assert_eq!((allocation.bytes, allocation.offset), (padded, number as u64 * padded));
+            put(region, &[number as f32; 25]);
+        }
+        for (number, allocation) in allocations.iter().enumerate() {
+            assert_eq!(get(allocation.region().unwrap(), 25), [number as f32; 25]);
+        }
+        // A region keeps the device's memory without the allocator.
+        drop(allocator);
+        assert_eq!(get(allocations[0].region().unwrap(), 25), [0.0; 25]);
+        let measured = measuring.allocate("t", tensor).unwrap();
+        assert!(measured.region().is_none() && measured.bytes == padded);
+    }
+    let foreign = TensorAllocator::over(&cuda, cpu().allocate(64, Usage::Compute).unwrap());
+    assert!(matches!(foreign, Err(AllocatorError::ForeignBuffer { .. })));
 }
 
 #[test]

@@ -56,6 +56,25 @@ fn written_files_are_read_back_unchanged() {
 }
 
 #[test]
+fn files_in_powerinfers_container_are_known_as_such() {
+    let written = |mut writer: Writer<'static>| {
+        writer.set("general.architecture", "llama").unwrap();
+        writer.tensor_bytes("t", DType::F32, [2], &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+        let mut bytes = Vec::new();
+        writer.write_to(&mut bytes).unwrap();
+        bytes
+    };
+    let (plain, powerinfer) = (written(Writer::new()), written(Writer::powerinfer()));
+    assert_ne!(plain[..4], powerinfer[..4]);
+    assert_eq!(plain[4..], powerinfer[4..]);
+    for (bytes, is_powerinfer) in [(plain, false), (powerinfer, true)] {
+        let file = File::from_bytes(bytes).unwrap();
+        assert_eq!(file.is_powerinfer(), is_powerinfer);
+        assert_eq!(file.tensor("t").unwrap().bytes(), [1, 2, 3, 4, 5, 6, 7, 8]);
+    }
+}
+
+#[test]
 fn a_file_replaces_its_target_only_when_it_is_complete() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");

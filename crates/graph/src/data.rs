@@ -15,9 +15,40 @@ pub struct Data {
     len: usize,
 }
 
+/// An owner of bytes that are also kept elsewhere, as those of a mapped file.
+pub trait PagedBytes: AsRef<[u8]> + Send + Sync {
+    /// Gives back the memory of some of the bytes, which are not used for now. They are the same when they are used again.
+    fn release(&self, bytes: Range<usize>);
+}
+
+/// Bytes between pieces that are not worth keeping when both pieces are released: rows of matrices of which other ranks have columns.
+const NEAR: usize = 256 << 10;
+
+#[derive(Clone)]
+enum Owner {
+    Plain(Arc<dyn AsRef<[u8]> + Send + Sync>),
+    Paged(Arc<dyn PagedBytes>),
+}
+
+impl Owner {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Owner::Plain(owner) => (**owner).as_ref(),
+            Owner::Paged(owner) => (**owner).as_ref(),
+        }
+    }
+
+    fn address(&self) -> *const () {
+        match self {
+            Owner::Plain(owner) => Arc::as_ptr(owner).cast(),
+            Owner::Paged(owner) => Arc::as_ptr(owner).cast(),
+        }
+    }
+}
+
 #[derive(Clone)]
 enum Pieces {
-    One { owner: Arc<dyn AsRef<[u8]> + Send + Sync>, start: usize },
+    One { owner: Owner, start: usize },
     Joined(Arc<[Data]>),
     Transposed(Arc<Transposed>),
 }
@@ -34,13 +65,19 @@ impl Data {
     /// All the bytes of `owner`.
     pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Data {
         let len = (*owner).as_ref().len();
-        Data { pieces: Pieces::One { owner, start: 0 }, len }
+        Data { pieces: Pieces::One { owner: Owner::Plain(owner), start: 0 }, len }
+    }
+
+    /// All the bytes of an owner that can give back their memory; [`Data::release`] tells it which.
+    pub fn paged(owner: Arc<dyn PagedBytes>) -> Data {
+        let len = (*owner).as_ref().len();
+        Data { pieces: Pieces::One { owner: Owner::Paged(owner), start: 0 }, len }
     }
 
     /// `len` bytes that `owner` has; it is not asked for them before they are needed. If it then has fewer, this data is empty, as
     /// [`Data::bytes`] says.
     pub fn deferred(owner: Arc<dyn AsRef<[u8]> + Send + Sync>, len: usize) -> Data {
-        Data { pieces: Pieces::One { owner, start: 0 }, len }
+        Data { pieces: Pieces::One { owner: Owner::Plain(owner), start: 0 }, len }
     }
 
     /// Where the bytes are in the memory of their owners: the first and the number of each piece. `None` for transposed data.
@@ -81,7 +118,7 @@ impl Data {
         if start.checked_add(len)? > self.len {
             return None;
         }
-        Some(Data { pieces: Pieces::One { owner: Arc::clone(owner), start: first + start }, len })
+        Some(Data { pieces: Pieces::One { owner: owner.clone(), start: first + start }, len })
     }
 
     /// The piece of these that has all of the bytes `start..start + len`, and where they begin in it. `None` if they are in
@@ -125,8 +162,43 @@ impl Data {
     /// made.
     pub fn as_slice(&self) -> Option<&[u8]> {
         match &self.pieces {
-            Pieces::One { owner, start } => (**owner).as_ref().get(*start..*start + self.len),
+            Pieces::One { owner, start } => owner.bytes().get(*start..*start + self.len),
             Pieces::Joined(_) | Pieces::Transposed(_) => None,
+        }
+    }
+
+    /// Says that these bytes are not used for now, since they were copied or packed: an owner that has them elsewhere, as a mapped file
+    /// does, [gives their memory back](PagedBytes::release), with what is between pieces close to each other. Nothing happens where the
+    /// bytes are nowhere else.
+    pub fn release(&self) {
+        let mut last: Option<(&Arc<dyn PagedBytes>, Range<usize>)> = None;
+        self.visit_paged(&mut |owner, bytes| {
+            match &mut last {
+                Some((same, before))
+                    if Arc::ptr_eq(same, owner)
+                        && before.start <= bytes.start
+                        && bytes.start <= before.end.saturating_add(NEAR) =>
+                {
+                    before.end = before.end.max(bytes.end);
+                }
+                _ => {
+                    if let Some((owner, bytes)) = last.replace((owner, bytes)) {
+                        owner.release(bytes);
+                    }
+                }
+            };
+        });
+        if let Some((owner, bytes)) = last {
+            owner.release(bytes);
+        }
+    }
+
+    fn visit_paged<'d>(&'d self, visit: &mut dyn FnMut(&'d Arc<dyn PagedBytes>, Range<usize>)) {
+        match &self.pieces {
+            Pieces::One { owner: Owner::Paged(owner), start } => visit(owner, *start..*start + self.len),
+            Pieces::One { owner: Owner::Plain(_), .. } => {}
+            Pieces::Joined(pieces) => pieces.iter().for_each(|piece| piece.visit_paged(visit)),
+            Pieces::Transposed(matrices) => matrices.from.visit_paged(visit),
         }
     }
 
@@ -145,7 +217,7 @@ impl Data {
         self.len == other.len
             && match (&self.pieces, &other.pieces) {
                 (Pieces::One { owner: a, start: i }, Pieces::One { owner: b, start: j }) => {
-                    std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b)) && i == j
+                    std::ptr::addr_eq(a.address(), b.address()) && i == j
                 }
                 (Pieces::Joined(a), Pieces::Joined(b)) => {
                     a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| a.same(b))
@@ -185,6 +257,42 @@ impl fmt::Debug for Data {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Bytes whose owner notes what was released.
+    struct Noted(Vec<u8>, std::sync::Mutex<Vec<Range<usize>>>);
+
+    impl AsRef<[u8]> for Noted {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    impl PagedBytes for Noted {
+        fn release(&self, bytes: Range<usize>) {
+            self.1.lock().unwrap().push(bytes);
+        }
+    }
+
+    #[test]
+    fn pieces_that_are_close_to_each_other_are_released_together() {
+        let owner = Arc::new(Noted(vec![7; 4 * NEAR], Default::default()));
+        let data = Data::paged(Arc::<Noted>::clone(&owner));
+        let released = |data: &Data| {
+            data.release();
+            std::mem::take(&mut *owner.1.lock().unwrap())
+        };
+        let part = |start: usize, len: usize| data.slice(start, len).unwrap();
+        assert_eq!(released(&part(5, 10)), vec![Range { start: 5, end: 15 }]);
+        assert!(part(5, 10).same(&part(5, 10)) && !part(5, 10).same(&part(6, 10)));
+        // Columns of rows; then a tensor far away.
+        let columns = [part(100, 10), part(200, 10), part(300, 10), part(3 * NEAR, 8)];
+        assert_eq!(released(&Data::joined(columns)), [100..310, 3 * NEAR..3 * NEAR + 8]);
+        assert_eq!(released(&Data::joined([part(300, 8), part(0, 8)])), [300..308, 0..8]);
+        let transposed = part(0, 64).transposed(DType::F32, 4, 4).unwrap().1;
+        assert_eq!(released(&transposed), vec![Range { start: 0, end: 64 }]);
+        assert_eq!(released(&Data::from(vec![1u8])), [], "it is nowhere else");
+        assert_eq!(*part(5, 2).bytes(), [7, 7]);
+    }
 
     #[test]
     fn slices_are_bounds_checked_and_share_the_owner() {

@@ -74,7 +74,9 @@ fn op(mix: &mut Mixer, op: &Op) {
             );
         }
         Op::MulMatSparse { ids } => mix.word((*ids).into()),
-        Op::SelectExperts(select) => mix.sizes(&[select.groups, select.groups_used]),
+        Op::SelectExperts(select) => {
+            mix.sizes(&[select.groups, select.groups_used, select.group_score.summed()]);
+        }
         Op::ExpertWeights(weights) => {
             mix.word(u64::from(weights.softmax) | u64::from(weights.normalize) << 1);
             mix.float(weights.scale);

@@ -54,7 +54,7 @@ pub use builder::{GraphBuilder, Scope, Weight};
 pub use custom::{
     CustomCall, CustomError, CustomFunction, CustomInput, CustomKernel, CustomOp, CustomOutput, CustomValues,
 };
-pub use data::Data;
+pub use data::{Data, PagedBytes};
 pub use dtype::DType;
 pub use error::{BuildError, GraphErrorKind};
 pub use expert_values::DeltaRuleInputs;
@@ -63,7 +63,8 @@ pub use graph::{Graph, Node};
 pub use names::layer_of;
 pub use ops::{
     Attention, Binary, Collective, CollectiveKind, Declaration, ExpertWeights, Gate, GatedDeltaRule,
-    Interpolation, Op, Order, PAGE_SLOTS, Pairing, Pooling, Ranks, Rope, SelectExperts, Unary, Window,
+    GroupScore, Interpolation, Op, Order, PAGE_SLOTS, Pairing, Pooling, Ranks, Rope, SelectExperts, Unary,
+    Window,
 };
 pub use order::OrderError;
 pub use shape::{MAX_DIMS, Shape, Strides};

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 
 use quadriga_graph::{
-    Attention, DType, ExpertWeights, Fingerprint, Gate, GatedDeltaRule, GraphBuilder, NodeId, Op, Order,
-    Pairing, Rope, SelectExperts, Shape, Strides, Value,
+    Attention, DType, ExpertWeights, Fingerprint, Gate, GatedDeltaRule, GraphBuilder, GroupScore, NodeId, Op,
+    Order, Pairing, Rope, SelectExperts, Shape, Strides, Value,
 };
 
 /// Applies an operation to inputs of these types and shapes.
@@ -47,7 +47,10 @@ fn every_attribute_of_every_operation_changes_the_fingerprint() {
     const SCORES: Leaf = (DType::F32, &[3, 8]);
     const IDS: Leaf = (DType::I32, &[3, 2]);
     for (groups, groups_used) in [(1, 1), (4, 2), (4, 4), (2, 2)] {
-        add(Op::SelectExperts(SelectExperts { used: 2, groups, groups_used }), &[SCORES]);
+        for group_score in GroupScore::ALL {
+            let select = SelectExperts { used: 2, groups, groups_used, group_score };
+            add(Op::SelectExperts(select), &[SCORES]);
+        }
     }
     for (softmax, normalize, scale) in
         [(false, false, 1.0), (true, false, 1.0), (false, true, 1.0), (false, true, 2.0)]

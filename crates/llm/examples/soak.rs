@@ -1,12 +1,16 @@
 //! Generates very many tokens for random requests, and shows that memory does not grow:
 //!
 //! ```sh
-//! bench/soak [--tokens 1000000] [--sequences 16] [--seed 1] [--model MODEL.gguf]
+//! bench/soak [--tokens 1000000] [--sequences 16] [--seed 1] [--model MODEL.gguf] [--draft MODEL.gguf] [--caches on]
 //! ```
 //!
 //! Requests arrive at random, begin alike or not, have several choices, guesses and stop strings, and some are cancelled; the KV cache
-//! is small enough for sequences to be put back. After every step, pages, lanes and prefixes are checked. Once a tenth of the tokens
-//! is generated, memory may grow by 2 % at most.
+//! is small enough for sequences to be put back, and so is the host memory for prefixes: some go to a cache file. After every step,
+//! pages, lanes and prefixes are checked, and nothing may have failed. Once a tenth of the tokens is generated, memory may grow by 2 %
+//! at most.
+//!
+//! With a draft model, that guesses tokens beside look-up. With `--caches off`, prefixes stay in the KV cache: layers with a sliding
+//! window have pages of their own then, which they give back as the window moves.
 #![allow(clippy::indexing_slicing, reason = "an example")]
 
 use std::error::Error;
@@ -16,11 +20,13 @@ use std::time::Instant;
 
 use quadriga_llm::placement::Placement;
 use quadriga_llm::sampling::SamplingOptions;
-use quadriga_llm::serving::{Batcher, BatcherOptions, Event, Request, RequestId};
+use quadriga_llm::serving::{Batcher, BatcherOptions, CacheFile, Event, Request, RequestId};
 use quadriga_llm::{EngineOptions, Model, default_model};
 
 struct Options {
     model: Option<PathBuf>,
+    draft: Option<PathBuf>,
+    caches: bool,
     tokens: u64,
     sequences: usize,
     seed: u64,
@@ -36,17 +42,25 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Sequences of up to 1,024 tokens, and room for a third of that: some are put back.
     let sequences = options.sequences;
     let engine = EngineOptions { context: 1024, sequences, pages: 6 * sequences, ..EngineOptions::default() };
+    let folder = tempfile::tempdir()?;
+    let file = CacheFile { path: folder.path().join("prefixes"), bytes: 64 << 20 };
     let batching = BatcherOptions {
         engine,
-        cache_ram: 32 << 20,
+        cache_ram: if options.caches { 8 << 20 } else { 0 },
+        cache_file: options.caches.then_some(file),
         lookup: 4,
+        draft: if options.draft.is_some() { 4 } else { 0 },
         token_time: None,
         ..BatcherOptions::default()
     };
-    let batching = batching.for_model(&model)?;
+    let mut batching = batching.for_model(&model)?;
     let placement = Placement::default();
     let placed = placement.plan(&model, &placement.open_devices()?, &batching.engine)?;
+    batching.engine = placed.engine_options(&batching.engine);
     let mut batcher = Batcher::new(model, &placed.scheduler, batching, &mut |_| {})?;
+    if let Some(path) = &options.draft {
+        batcher.set_draft(Model::open(path)?, &placed.scheduler, &mut |_| {})?;
+    }
     let mut soak = Soak { random: Random(options.seed | 1), open: Vec::new(), tokens: 0, ended: [0; 3] };
     let started = Instant::now();
     let (mut next_line, mut settled) = (0, None);
@@ -80,6 +94,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         state.cached
     );
     let settled = settled.unwrap_or(memory);
+    println!(
+        "{} of {} guesses were right; {} pages in the cache file",
+        state.guessed_right, state.guessed, state.file_pages
+    );
     println!("memory: {settled} KiB after a tenth, {memory} KiB at the end");
     if failed > 0 {
         return Err(format!("{failed} requests failed").into());
@@ -114,7 +132,15 @@ impl Soak {
             batcher.cancel(id);
             self.ended[1] += 1;
         }
-        for (id, event) in batcher.step() {
+        let events = batcher.step();
+        let state = batcher.state();
+        let failures = [state.failed_steps, state.failed_page_moves, state.failed_guesses];
+        if failures != [0; 3] {
+            return Err(
+                format!("failed steps, moves of pages, guesses of the draft model: {failures:?}").into()
+            );
+        }
+        for (id, event) in events {
             match event {
                 Event::Token { .. } => self.tokens += 1,
                 Event::Finished(_) => self.end(id, 0),
@@ -178,18 +204,22 @@ fn resident_kib() -> Option<u64> {
 }
 
 fn options() -> Result<Options, Box<dyn Error>> {
-    let mut options = Options { model: None, tokens: 1_000_000, sequences: 16, seed: 1 };
+    let mut options =
+        Options { model: None, draft: None, caches: true, tokens: 1_000_000, sequences: 16, seed: 1 };
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
         let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
         match name.as_str() {
             "--model" => options.model = Some(value.into()),
+            "--draft" => options.draft = Some(value.into()),
+            "--caches" if matches!(value.as_str(), "on" | "off") => options.caches = value == "on",
+            "--caches" => return Err(format!("--caches {value}: it is on or off").into()),
             "--tokens" => options.tokens = value.parse()?,
             "--sequences" => options.sequences = value.parse()?,
             "--seed" => options.seed = value.parse()?,
             _ => {
                 return Err(format!(
-                    "{name}: not an option; there are --model, --tokens, --sequences and --seed"
+                    "{name}: not an option; there are --model, --draft, --caches, --tokens, --sequences and --seed"
                 )
                 .into());
             }

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::answer_text::{AnswerParts, AnswerText, TextEnd};
+use crate::answer_text::{AnswerParts, AnswerText, TextEnd, TextStop};
 use crate::engine::Engine;
 use crate::sampling::{Sampler, SamplingHook};
 use crate::template::ToolCall;
@@ -20,7 +20,8 @@ pub enum Finish {
     Stop(usize),
     /// A [stop token](crate::AnswerRules::stop_tokens) was sampled.
     StopToken(u32),
-    /// The answer has [`RequestOptions::max_tokens`](crate::RequestOptions::max_tokens).
+    /// The answer has [`RequestOptions::max_tokens`](crate::RequestOptions::max_tokens), or ends at one of its
+    /// [lines](crate::LineRules).
     Length,
     /// The context is full.
     Context,
@@ -36,6 +37,15 @@ impl Finish {
             Finish::End | Finish::StopToken(_) => TextEnd::Whole,
             Finish::Stop(_) => TextEnd::Stopped,
             Finish::Length | Finish::Context | Finish::Cancelled => TextEnd::Cut,
+        }
+    }
+}
+
+impl From<TextStop> for Finish {
+    fn from(stop: TextStop) -> Finish {
+        match stop {
+            TextStop::String(number) => Finish::Stop(number),
+            TextStop::Line => Finish::Length,
         }
     }
 }
@@ -227,10 +237,10 @@ impl Answer<'_> {
             return Ok(TextPiece::new(token, self.close(Finish::End)));
         }
         let was_reasoning = self.progress.text.is_reasoning();
-        let (mut parts, stopped_by) = self.progress.text.push(tokenizer, token)?;
+        let (mut parts, stopped_by) = self.progress.text.push(tokenizer, token, now - first)?;
         self.progress.counts.reasoning += usize::from(was_reasoning || self.progress.text.is_reasoning());
-        let finish = if let Some(number) = stopped_by {
-            Finish::Stop(number)
+        let finish = if let Some(stop) = stopped_by {
+            stop.into()
         } else if self.progress.counts.answer >= self.progress.max_tokens {
             Finish::Length
         } else if self.engine.len(0) >= self.engine.options().context {

@@ -1,5 +1,6 @@
 //! What an answer may be made of and where it ends, beyond sampling options, grammars and stop strings.
 
+use crate::line_rules::LineRules;
 use crate::sampling_hook::{HookError, SamplingHook};
 use crate::{Error, Model, Result};
 
@@ -37,6 +38,8 @@ pub struct AnswerRules {
     pub keep_stop: bool,
     /// Whether control tokens are written in the text, as they are named.
     pub control_text: bool,
+    /// Where the answer ends at one of its lines.
+    pub lines: LineRules,
 }
 
 impl AnswerRules {

@@ -1,8 +1,11 @@
 //! From the tokens of an answer to its text: whole characters, up to a stop string, apart from the reasoning and from calls of
 //! tools.
 
+use std::time::Duration;
+
 use crate::Result;
 use crate::answer_rules::AnswerRules;
+use crate::line_rules::LineLimits;
 use crate::marks::{MARKS, MarkPositions, TOKEN_MARK};
 use crate::reasoning::{ReasoningSplitter, SplitText};
 use crate::stop::{StopMatcher, StopStep};
@@ -22,6 +25,16 @@ pub(crate) struct AnswerText {
     control_text: bool,
     /// Tokens that are yet to come before a stop string counts.
     unstoppable: usize,
+    lines: LineLimits,
+}
+
+/// What ends an answer by its text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum TextStop {
+    /// The stop string of this number was found.
+    String(usize),
+    /// One of its lines.
+    Line,
 }
 
 /// How the tokens of an answer end.
@@ -70,6 +83,7 @@ impl AnswerText {
             tool_calls,
             control_text: false,
             unstoppable: 0,
+            lines: LineLimits::default(),
         }
     }
 
@@ -79,6 +93,7 @@ impl AnswerText {
             stops: self.stops.keeping_stop(rules.keep_stop),
             control_text: rules.control_text,
             unstoppable: rules.min_tokens,
+            lines: LineLimits::new(rules.lines),
             ..self
         }
     }
@@ -88,9 +103,14 @@ impl AnswerText {
         self.splitter.is_open()
     }
 
-    /// Adds a token that does not end the answer; returns the text that it completes, and the number of the stop
-    /// string that was found.
-    pub(crate) fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<(AnswerParts, Option<usize>)> {
+    /// Adds a token that does not end the answer, sampled so long after the first one; returns the text that it completes, and
+    /// what in it ends the answer.
+    pub(crate) fn push(
+        &mut self,
+        tokenizer: &Tokenizer,
+        token: u32,
+        elapsed: Duration,
+    ) -> Result<(AnswerParts, Option<TextStop>)> {
         let format = self.splitter.format();
         let parser = self.tool_calls.as_ref();
         let is_call_marker = parser.is_some_and(|parser| parser.format().is_marker(tokenizer, token));
@@ -120,7 +140,9 @@ impl AnswerText {
             None => self.stops.push(&plain),
         };
         let split = self.splitter.push(&self.marks.with(&step.text));
-        Ok((self.parsed(split), step.stopped_by))
+        let mut parts = self.parsed(split);
+        let ends = self.lines.limit(&mut parts.text, elapsed);
+        Ok((parts, step.stopped_by.map(TextStop::String).or(ends.then_some(TextStop::Line))))
     }
 
     /// The text that was held back: nothing of it after a stop string.
@@ -145,6 +167,8 @@ impl AnswerText {
             parts.text.push_str(&rest.text);
             parts.tool_calls.extend(rest.calls);
         }
+        // It ends in any case.
+        self.lines.limit(&mut parts.text, Duration::ZERO);
         parts
     }
 

@@ -9,7 +9,7 @@ use crate::{Error, Generator, Result};
 pub struct FittedConversation {
     /// The messages that are left: system messages at the beginning, and the latest turns.
     pub messages: Vec<Message>,
-    /// Their tokens, for [`Generator::continue_with`].
+    /// Their tokens, as [`Generator::tokenize`] gives them.
     pub tokens: Vec<u32>,
     /// The number of turns that were dropped: each a user message with everything up to the next one.
     pub dropped_turns: usize,
@@ -32,7 +32,7 @@ impl Generator {
     ///     println!("({} earlier turns no longer fit)", fitted.dropped_turns);
     /// }
     /// conversation = fitted.messages;
-    /// let answer = generator.continue_tokens(&fitted.tokens)?.complete()?;
+    /// let answer = generator.chat(&conversation)?.complete()?;
     /// # Ok(())
     /// # }
     /// ```

@@ -28,10 +28,11 @@ impl Placement {
     /// Divides a model among accelerators: heads, feed-forward columns, experts and vocabulary rows of every layer, in proportion to
     /// [`Placement::tensor_split`] or else to the accelerators' rates. Those without a share are left out.
     ///
-    /// The first rank is used as if it were alone; the others [follow](DeviceRank::follow) it.
+    /// The first rank is used as if it were alone, once the others [follow](DeviceRank::follow) it: until then, an engine of it is an
+    /// error.
     ///
     /// # Errors
-    /// There are fewer than two accelerators with a share, the model cannot be divided, or a part cannot be planned.
+    /// There are fewer than two accelerators with a share, the model is [a rank's part](Model::with_ranks) already, the model cannot be divided, or a part cannot be planned.
     pub fn plan_device_ranks(
         &self,
         model: &Model,
@@ -39,6 +40,11 @@ impl Placement {
         cpu: CpuOptions,
         options: &EngineOptions,
     ) -> Result<Vec<DeviceRank>> {
+        if model.ranks().is_some() {
+            let reason =
+                "a part of a model that ranks have divided cannot be divided among several GPUs of a rank";
+            return Err(Error::Ranks { reason: reason.to_owned() });
+        }
         let shares = self.shares(model, devices);
         let used = devices.accelerators().iter().zip(shares).filter(|(_, share)| *share > 0.0);
         let (accelerators, speeds): (Vec<_>, Vec<f64>) = used.unzip();
@@ -68,6 +74,9 @@ impl Placement {
                 ..options.clone()
             };
             planned = Placement { streaming_batch: 0, ..placement }.plan_all(&ranks, &agreed)?;
+        }
+        if let Some(first) = ranks.first().and_then(|(first, _)| first.ranks()) {
+            first.expect_followers(ranks.len().saturating_sub(1));
         }
         let joined = ranks.into_iter().zip(planned);
         Ok(joined

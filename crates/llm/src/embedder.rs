@@ -226,20 +226,26 @@ impl Embedder {
         texts.iter().map(|text| check(text.as_ref())).collect()
     }
 
-    /// The texts in groups that are computed together.
-    fn groups<'a, 't>(&self, texts: &'a [&'t [u32]]) -> Vec<&'a [&'t [u32]]> {
+    /// How many of these texts, from the first on, are computed together: a batch for callers that look after other things
+    /// between batches. At least one, unless there are none.
+    pub fn first_batch(&self, texts: &[impl AsRef<[u32]>]) -> usize {
         let (tokens, count) = match &self.runner {
             Runner::Encoder(runner) => (runner.limit(), usize::MAX),
             Runner::Decoder(engine) => (engine.options().batch, engine.options().sequences),
         };
+        let mut sum = 0;
+        let fits = texts.iter().take(count).take_while(|text| {
+            sum += text.as_ref().len();
+            sum <= tokens
+        });
+        fits.count().max(1).min(texts.len())
+    }
+
+    /// The texts in groups that are computed together.
+    fn groups<'a, 't>(&self, texts: &'a [&'t [u32]]) -> Vec<&'a [&'t [u32]]> {
         let (mut groups, mut rest) = (Vec::new(), texts);
         while !rest.is_empty() {
-            let mut sum = 0;
-            let fits = rest.iter().take(count).take_while(|text| {
-                sum += text.len();
-                sum <= tokens
-            });
-            let (group, after) = rest.split_at(fits.count().max(1));
+            let (group, after) = rest.split_at(self.first_batch(rest));
             groups.push(group);
             rest = after;
         }

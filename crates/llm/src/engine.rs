@@ -68,7 +68,7 @@ pub struct BatchToken {
 /// let model = Model::open("model.gguf")?;
 /// let (options, placement) = (EngineOptions::default(), Placement::default());
 /// let placed = placement.plan(&model, &placement.open_devices()?, &options)?;
-/// let mut engine = Engine::new(model, &placed.scheduler, options, &mut |_| {})?;
+/// let mut engine = Engine::new(model, &placed.scheduler, placed.engine_options(&options), &mut |_| {})?;
 ///
 /// let prompt = engine.model().tokenizer()?.encode_prompt("The capital of France is", true);
 /// engine.feed(&prompt)?; // prefill
@@ -221,7 +221,6 @@ impl Engine {
         let counts = engine.options.neuron_counts.clone();
         engine.neuron_slots = NeuronSlots::new(&engine.model, &mut engine.session, counts.as_deref())?;
         if let Some(ranks) = engine.model.ranks() {
-            ranks.claim()?;
             // All have loaded their weights before the first computes; some take longer.
             ranks.meet()?;
             engine.leader = ranks.leads().then(|| Leader::new(ranks));
@@ -518,7 +517,8 @@ impl Engine {
 
     fn prepare(&mut self, shape: GraphShape, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let GraphShape { tokens, rows, visible_slots, argmax, .. } = shape;
-        let key = PlanKey([tokens as u64, rows as u64, visible_slots as u64, u64::from(argmax)]);
+        let numbers = [tokens as u64, rows as u64, visible_slots as u64, u64::from(argmax)];
+        let key = PlanKey::of(self.model.id(), numbers);
         let model = &self.model;
         Ok(self.session.prepare_with(key, || model.graph(shape), progress)?)
     }

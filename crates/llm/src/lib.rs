@@ -49,6 +49,7 @@ pub mod evaluate;
 mod generator;
 mod hyperparameters;
 pub mod judge;
+mod line_rules;
 mod marks;
 mod model;
 pub mod models;
@@ -86,8 +87,9 @@ pub use hyperparameters::{
     AttentionTemperature, CacheRows, Experts, Gating, Hyperparameters, LatentAttention, LayerShape,
     LinearAttention, NormKind, ParallelStreams, Pooling, RecurrentShape, WindowSpan,
 };
+pub use line_rules::LineRules;
 pub use model::Model;
 pub use neurons::NeuronCounts;
 pub use placement::{GpuLayers, Placement};
-pub use ranks::{Grid, Link, MOST_HELD, Parallelism, RankShare, RequestLoad, within_share};
+pub use ranks::{Grid, Link, MOST_HELD, Parallelism, RankResources, RankShare, RequestLoad, within_share};
 pub use state_error::StateError;

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use quadriga_cluster::Communicator;
 use quadriga_gguf::File;
 use quadriga_graph::Graph;
+use quadriga_runtime::ModelId;
 use sha2::{Digest, Sha256};
 
 use crate::adapter::Adapter;
 use crate::constraint::ConstraintEngine;
 use crate::hyperparameters::{AttentionTemperature, CacheRows, Hyperparameters, LayerCaches};
 use crate::models::{self, GraphShape};
-use crate::ranks::{Parallelism, RankShare, WholeModel};
+use crate::ranks::{Grid, Link, Parallelism, RankResources, RankShare, WholeModel, chosen_grid};
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 use crate::tools::{Tool, ToolCallParser, ToolFormat};
@@ -39,6 +40,8 @@ pub struct Model {
     adapters: Arc<[Adapter]>,
     /// Where several ranks compute the model.
     ranks: Option<Arc<RankShare>>,
+    /// Of its weights, as its graphs have them: the file's, adapters, and what a rank has of them.
+    id: Arc<ModelId>,
 }
 
 struct ModelInner {
@@ -48,6 +51,7 @@ struct ModelInner {
     tokenizer: Option<Tokenizer>,
     template: Option<ChatTemplate>,
     identity: OnceLock<[u8; 32]>,
+    quick_identity: OnceLock<[u8; 32]>,
     /// Made when it is first needed.
     constraints: Mutex<Option<Arc<ConstraintEngine>>>,
 }
@@ -95,12 +99,14 @@ impl Model {
                 tokenizer,
                 template,
                 identity: OnceLock::new(),
+                quick_identity: OnceLock::new(),
                 constraints: Mutex::default(),
             }),
             template: None,
             tool_format: Arc::default(),
             adapters: Arc::default(),
             ranks: None,
+            id: Arc::new(ModelId::new()),
         };
         models::check_tensors(&model.inner.file, &model.inner.hyper)?;
         Ok(model)
@@ -121,8 +127,17 @@ impl Model {
     /// of only a few weights between those places is not noticed. Models that ranks divide in another way differ, too: so do their
     /// KV caches.
     pub fn identity(&self) -> [u8; 32] {
+        self.identity_with(self.ranks().and_then(|ranks| ranks.layout()))
+    }
+
+    /// As [`Model::identity`], but the same however ranks divide the model: by it results of a model are recognised.
+    pub fn weights_identity(&self) -> [u8; 32] {
+        self.identity_with(None)
+    }
+
+    /// The identity of the file with its adapters and a layout of ranks.
+    fn identity_with(&self, layout: Option<String>) -> [u8; 32] {
         let own = self.file_identity();
-        let layout = self.ranks().and_then(|ranks| ranks.layout());
         if self.adapters.is_empty() && layout.is_none() {
             return own;
         }
@@ -144,10 +159,10 @@ impl Model {
         *self.inner.identity.get_or_init(|| self.hash_samples(IDENTITY_PLACES))
     }
 
-    /// A hash of few bytes of the file, by which ranks notice that they have different ones: each reads little of what it does not
-    /// compute.
-    pub(crate) fn quick_identity(&self) -> [u8; 32] {
-        self.hash_samples(2)
+    /// As [`Model::identity`], of few bytes of the file: by it ranks notice that they have different ones, before they divide it, and each
+    /// reads little of what it does not compute. It does not tell apart how ranks divide a model, or adapters.
+    pub fn quick_identity(&self) -> [u8; 32] {
+        *self.inner.quick_identity.get_or_init(|| self.hash_samples(2))
     }
 
     /// A hash of hyperparameters and tensors, with samples at so many places of each.
@@ -164,6 +179,8 @@ impl Model {
                 let sample = tensor.data().slice(start, length);
                 let sample = sample.map(|sample| self.inner.file.on_demand(&tensor, sample));
                 hash.update(sample.as_ref().map_or_else(Default::default, quadriga_graph::Data::bytes));
+                // The system has mapped much more around it than was read.
+                sample.iter().for_each(quadriga_graph::Data::release);
             }
         }
         hash.finalize().into()
@@ -224,7 +241,7 @@ impl Model {
         }
         models::check_adapters(&self.inner.file, &self.inner.hyper, adapters)?;
         let adapters = adapters.iter().filter(|adapter| adapter.scale() != 0.0).cloned().collect();
-        Ok(Model { adapters, ..self })
+        Ok(Model { adapters, id: Arc::new(ModelId::new()), ..self })
     }
 
     /// The part of the model that this rank of several computes. Graphs have that part only, so that only its weights are
@@ -247,15 +264,50 @@ impl Model {
         parallelism: Parallelism,
         speeds: &[f64],
     ) -> Result<Model> {
+        let resources: Vec<RankResources> =
+            speeds.iter().map(|speed| RankResources::of_speed(*speed)).collect();
+        self.with_rank_resources(communicator, parallelism, &resources)
+    }
+
+    /// As [`Model::with_uneven_ranks`], for ranks with limited memory, too: a rank that has too little for a part in proportion to its
+    /// speed gets less, and the others more. All ranks give the same.
+    ///
+    /// # Errors
+    /// As [`Model::with_uneven_ranks`]; a rank has too little memory, with the bytes that it needs and has.
+    pub fn with_rank_resources(
+        self,
+        communicator: Arc<dyn Communicator>,
+        parallelism: Parallelism,
+        resources: &[RankResources],
+    ) -> Result<Model> {
         if !self.adapters.is_empty() {
             return Err(Error::Ranks { reason: "adapters cannot be divided yet".to_owned() });
         }
         let cache = parallelism.cache.unwrap_or_else(|| CacheRows::of_one_sequence(&self.inner.hyper));
         let whole = WholeModel::new(&self.inner.file, &self.inner.hyper, &cache);
-        let share = RankShare::new(&whole, communicator, parallelism, speeds)?;
-        let model = Model { ranks: Some(Arc::new(share)), ..self };
+        let share = RankShare::new(&whole, communicator, parallelism, resources)?;
+        let model = Model { ranks: Some(Arc::new(share)), id: Arc::new(ModelId::new()), ..self };
         model.graph(GraphShape::new(1, 1))?;
         Ok(model)
+    }
+
+    /// How ranks with these resources divide the model, where it is left to them, without starting any.
+    ///
+    /// # Errors
+    /// As [`Model::with_rank_resources`].
+    pub fn grid_of_ranks(
+        &self,
+        parallelism: Parallelism,
+        resources: &[RankResources],
+        link: Link,
+    ) -> Result<Grid> {
+        let cache = parallelism.cache.unwrap_or_else(|| CacheRows::of_one_sequence(&self.inner.hyper));
+        chosen_grid(
+            &WholeModel::new(&self.inner.file, &self.inner.hyper, &cache),
+            parallelism,
+            resources,
+            link,
+        )
     }
 
     /// The hyperparameters of this rank's part: with its heads, columns and states.
@@ -280,6 +332,11 @@ impl Model {
     /// This rank's part, where several ranks compute the model.
     pub fn ranks(&self) -> Option<&Arc<RankShare>> {
         self.ranks.as_ref()
+    }
+
+    /// What stands for its weights in the keys of a session's graphs.
+    pub(crate) fn id(&self) -> &ModelId {
+        &self.id
     }
 
     /// The low-rank adapters.

@@ -93,6 +93,21 @@ impl NeuronCounts {
         most as f64 / (all as f64).max(1.0)
     }
 
+    /// The share of all activations that the `share` most active neurons of each layer by `others` make. It is at most
+    /// [`share_of_most_active`](NeuronCounts::share_of_most_active): how far it falls behind says how well counts of one text
+    /// serve another.
+    pub fn share_of_most_active_by(&self, others: &NeuronCounts, share: f64) -> f64 {
+        let (mut all, mut most) = (0u64, 0u64);
+        for (own, others) in self.layers.iter().zip(&others.layers) {
+            let mut order: Vec<(u32, u32)> = others.iter().copied().zip(own.iter().copied()).collect();
+            order.sort_by_key(|(other, _)| std::cmp::Reverse(*other));
+            let count = (share * order.len() as f64).round() as usize;
+            all += order.iter().map(|(_, own)| u64::from(*own)).sum::<u64>();
+            most += order.iter().take(count).map(|(_, own)| u64::from(*own)).sum::<u64>();
+        }
+        most as f64 / (all as f64).max(1.0)
+    }
+
     /// The share of neurons that a token activates, over all layers.
     pub fn active_share(&self) -> f64 {
         let neurons: u64 = self.layers.iter().map(|layer| layer.len() as u64).sum();

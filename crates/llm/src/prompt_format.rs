@@ -46,18 +46,25 @@ impl PromptFormat<'_> {
         tools.and_then(Value::as_array).map_or(&[], Vec::as_slice)
     }
 
-    /// The messages as the template can write them, if it or they have tools.
+    /// The messages in an order that the template takes.
+    fn fitted(&self, messages: &[Message]) -> Vec<Message> {
+        self.template().map_or_else(|| messages.to_vec(), |template| template.fitted(messages))
+    }
+
+    /// The messages as the template can write them: in an order that it takes, and with tools if it or they have some.
     pub(crate) fn with_tools(&self, messages: &[Message]) -> Result<Vec<Message>> {
+        let messages = self.fitted(messages);
         let is_call = |message: &Message| message.role == "tool" || !message.tool_calls.is_empty();
         let has_tools = self.template().is_some() && messages.iter().any(is_call) || !self.tools().is_empty();
         if !has_tools {
-            return Ok(messages.to_vec());
+            return Ok(messages);
         }
         // Tools may be described in the system message.
         let own = self.system.filter(|_| !messages.first().is_some_and(is_system));
         let system = own.map(|text| Message::new("system", text));
-        let all: Vec<Message> = system.into_iter().chain(messages.iter().cloned()).collect();
-        Ok(self.model.tool_format()?.conversation(&all, self.tools()))
+        let all: Vec<Message> = system.into_iter().chain(messages).collect();
+        // What is written as text of the user may follow or precede other text of the user.
+        Ok(self.fitted(&self.model.tool_format()?.conversation(&all, self.tools())))
     }
 
     /// Tells calls of tools in the answer from the rest, if there are tools.

@@ -1,5 +1,7 @@
 //! Ends reasoning that has become too long.
 
+use std::time::Duration;
+
 use crate::answer_text::AnswerText;
 use crate::reasoning::{ReasoningFormat, ReasoningSplitter};
 use crate::sampling_hook::{HookError, SamplingHook};
@@ -39,7 +41,7 @@ impl ReasoningBudget {
         let was_open = self.text.is_reasoning();
         let tokenizer = self.model.tokenizer()?;
         if !tokenizer.is_end(token) {
-            self.text.push(tokenizer, token)?;
+            self.text.push(tokenizer, token, Duration::ZERO)?;
         }
         if let Some(forced) = &mut self.forced {
             *forced += 1;

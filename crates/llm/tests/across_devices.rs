@@ -66,6 +66,27 @@ fn any_split_between_a_simulated_device_and_the_cpu_gives_the_same_logits() {
     }
 }
 
+/// The happens-before checker sees memory of simulated devices alone: here the host is one, too.
+#[test]
+fn every_access_between_a_device_and_its_host_is_ordered() {
+    for recipe in recipes() {
+        let tokens = recipe.tokens(17);
+        let wanted = run(&mut engine(recipe.model(), options()), &tokens);
+        for on_device in 1..=recipe.layers {
+            for device in [Sim::new("sim:0"), Sim::new("sim:0").isolated()] {
+                let (device, host) = (device.device(), Sim::new("cpu").synchronous().host().device());
+                let devices = [Arc::clone(&device) as Arc<dyn Backend>, Arc::clone(&host) as _];
+                let found = distance(&run(&mut split(recipe.model(), devices, on_device), &tokens), &wanted);
+                let context = format!("{}, {on_device} layers on the device", recipe.architecture);
+                assert!(found < 1e-4, "{context}: off by {found:.2e}");
+                assert!(host.counts().of(FaultPoint::Run) > 0, "{context}");
+                let unordered = (device.unordered_access(), host.unordered_access());
+                assert_eq!(unordered, (None, None), "{context}");
+            }
+        }
+    }
+}
+
 #[test]
 fn any_split_between_two_cpus_gives_bit_identical_logits() {
     for recipe in recipes() {

@@ -484,6 +484,31 @@ fn broken_encoders_are_refused_by_name() {
             parts.set(key, value).model().err().unwrap_or_else(|| panic!("{key} {value}")).to_string();
         assert!(error.contains(named), "{key} = {value}: {error}");
     }
+    // As many types of tokens as the tokenizer counts have a vector; a single one may have none, and files that count none may
+    // have any.
+    for architecture in ["bert", "nomic-bert"] {
+        let (count, name) = ("tokenizer.ggml.token_type_count", "token_types.weight");
+        let made = |types: Option<u32>, tensor: bool| {
+            let mut parts = parts(architecture, 1);
+            if let Some(types) = types {
+                parts.set(count, types);
+            }
+            if !tensor {
+                parts.remove(name);
+            }
+            parts.model()
+        };
+        for (types, tensor) in [(2, false), (1, true), (3, true), (u32::MAX, true)] {
+            let error = made(Some(types), tensor).err();
+            let error = error.unwrap_or_else(|| panic!("{architecture}: {types} {tensor}")).to_string();
+            assert!(error.contains(name), "{architecture}, {types} types: {error}");
+        }
+        for (types, tensor) in
+            [(None, false), (None, true), (Some(0), false), (Some(1), false), (Some(2), true)]
+        {
+            assert!(made(types, tensor).is_ok(), "{architecture}: {types:?} {tensor}");
+        }
+    }
     for (architecture, tensor) in [
         ("bert", "position_embd.weight"),
         ("bert", "token_embd_norm.bias"),
@@ -498,6 +523,25 @@ fn broken_encoders_are_refused_by_name() {
         let error = parts(architecture, 1).remove(tensor).model().err();
         let error = error.unwrap_or_else(|| panic!("{architecture} without {tensor}")).to_string();
         assert!(error.contains(tensor), "{error}");
+    }
+}
+
+#[test]
+fn a_single_type_of_tokens_may_have_no_vector() {
+    for architecture in ["bert", "nomic-bert"] {
+        let embed = |parts: &Parts| {
+            embedder(parts, EmbedderOptions::default()).unwrap().embed_tokens(&[1, 2, 3]).unwrap()
+        };
+        let mut zero = parts(architecture, 1);
+        for (name, .., bytes) in &mut zero.tensors {
+            if name == "token_types.weight" {
+                bytes.fill(0);
+            }
+        }
+        let mut without = parts(architecture, 1);
+        without.set("tokenizer.ggml.token_type_count", 1u32).remove("token_types.weight");
+        assert_eq!(embed(&without), embed(&zero), "{architecture}");
+        assert_ne!(embed(&without), embed(&parts(architecture, 1)), "{architecture}");
     }
 }
 

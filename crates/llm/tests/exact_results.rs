@@ -5,8 +5,9 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::common::judge::{ExactCase, Judgement, cases};
-use crate::common::{cpu, engine_on};
+use crate::common::{Parts, cpu, engine_on};
 use quadriga_cpu::isa::Isa;
+use quadriga_gguf::File;
 use quadriga_llm::evaluate::{CaseKind, CaseResult, ResultFields, evaluate};
 use quadriga_llm::placement::offload;
 use quadriga_llm::sampling::top_log_probabilities;
@@ -136,6 +137,31 @@ fn a_case_holds_when_the_model_is_split_between_a_simulated_device_and_the_cpu()
         let mut engine = Engine::new(model.clone(), &scheduler, options(), &mut |_| {}).unwrap();
         judge(&mut engine, &short_cases()).assert_holds(&format!("block {block} on the device"), false);
     }
+}
+
+/// Copies of a dense network as experts compute what it does, so that its exact results are theirs: with experts of the first layer in
+/// slots of the simulated device, which is exact and slow, and all else on the CPU.
+#[test]
+fn a_case_holds_when_experts_are_divided_between_slots_of_a_device_and_the_cpu() {
+    let path = quadriga_llm::default_model::fetch(None, &mut |_| ControlFlow::Continue(())).unwrap();
+    let mut parts = Parts::of(&File::open(path).unwrap(), |_| true);
+    let layers = model().hyperparameters().layers.len();
+    parts.clone_experts(layers, 3, 1);
+    parts.set("llama.expert_count", 3u32);
+    parts.set("llama.expert_used_count", 2u32);
+    let model = parts.model().unwrap();
+    let sim = Sim::new("sim:0").packs_weights().build();
+    let scheduler = Scheduler::new([sim, cpu(2)]).place(|name| match name {
+        "experts_on_host" | "expert_numbers" => Some(1),
+        name if name.ends_with(".slots") => Some(0),
+        name => name.contains('.').then_some(1),
+    });
+    let resident_experts = (1..layers).collect();
+    let options = EngineOptions { expert_slots: 2, resident_experts, ..options() };
+    let mut engine = Engine::new(model, &scheduler, options, &mut |_| {}).unwrap();
+    judge(&mut engine, &short_cases()).assert_holds("two slots", false);
+    let usage = engine.expert_cache().expect("there are slots");
+    assert!(usage.slots == 2 && usage.hits > 0 && usage.hits < usage.lookups, "{usage:?}");
 }
 
 #[test]

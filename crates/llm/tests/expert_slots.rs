@@ -9,10 +9,10 @@ use crate::common::{Recipe, distance, engine, logits_of};
 use quadriga_graph::{DType, NodeId};
 use quadriga_llm::placement::{ClassResidence, Devices, ExpertCache, TensorClass, expert_bytes, residence};
 use quadriga_llm::{Batch, Engine, EngineOptions, GpuLayers, Placement};
-use quadriga_runtime::{Backend, Detail, Rates, ReadCurve, WeightStreaming};
+use quadriga_runtime::{Backend, Detail, Plan, Rates, ReadCurve, ScheduleStep, WeightStreaming};
 use quadriga_sim::{FaultPoint, Sim};
 
-fn options(expert_slots: usize) -> EngineOptions {
+pub(crate) fn options(expert_slots: usize) -> EngineOptions {
     EngineOptions { batch: 16, context: 64, expert_slots, ..EngineOptions::default() }.cache(DType::F32)
 }
 
@@ -32,12 +32,12 @@ fn rates(rendezvous: f64) -> Vec<(String, Rates)> {
     vec![("sim:0".to_owned(), of(5e7)), ("cpu".to_owned(), of(1e6))]
 }
 
-fn cpu() -> Arc<quadriga_cpu::Backend> {
+pub(crate) fn cpu() -> Arc<quadriga_cpu::Backend> {
     Arc::new(quadriga_cpu::Backend::builder().threads(2).build().unwrap())
 }
 
 /// An engine with all experts on the CPU, all else on a device, and slots there for some experts.
-fn divided(recipe: &Recipe, device: Arc<dyn Backend>, slots: usize) -> Engine {
+pub(crate) fn divided(recipe: &Recipe, device: Arc<dyn Backend>, slots: usize) -> Engine {
     let model = recipe.model();
     let placement =
         Placement { gpu_layers: GpuLayers::All, cpu_expert_layers: usize::MAX, ..Placement::default() };
@@ -46,7 +46,7 @@ fn divided(recipe: &Recipe, device: Arc<dyn Backend>, slots: usize) -> Engine {
 }
 
 /// A prompt whose experts nobody observes, a short one, then tokens one by one.
-fn run(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
+pub(crate) fn run(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
     let mut rows = logits_of(engine, &tokens[..11]);
     rows.extend(logits_of(engine, &tokens[11..15]));
     for token in &tokens[15..] {
@@ -120,7 +120,7 @@ fn run_rest(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
 #[test]
 fn a_layer_has_one_rendezvous_each_way() {
     for (name, recipe) in Recipe::with_experts() {
-        for slots in [3, usize::MAX] {
+        for slots in [0, 3, usize::MAX] {
             let mut engine = divided(&recipe, Sim::new("sim:0").build(), slots);
             engine.feed(&recipe.tokens(1)).unwrap();
             let plan = engine.session().plan().unwrap();
@@ -140,6 +140,70 @@ fn a_layer_has_one_rendezvous_each_way() {
             assert!(crossings <= 2 * with_experts, "{name}, {slots} slots: {backends:?}");
         }
     }
+}
+
+/// The numbers of splits that have to be done before one may start, by copies, barriers, and the order of each backend's own splits.
+fn before(plan: &Plan, split: usize) -> Vec<usize> {
+    let splits = plan.splits();
+    let (mut found, mut open) = (Vec::new(), vec![split]);
+    while let Some(number) = open.pop() {
+        let own = &splits.splits[number];
+        let copies = own.inputs.iter().chain(&own.after_copies).map(|copy| &splits.copies[*copy]);
+        let sources = copies.flat_map(|copy| copy.source.into_iter().chain(copy.after));
+        let earlier = (0..number).filter(|other| splits.splits[*other].backend == own.backend);
+        for needed in sources.chain(own.after_splits.iter().copied()).chain(earlier) {
+            if !found.contains(&needed) {
+                found.push(needed);
+                open.push(needed);
+            }
+        }
+    }
+    found
+}
+
+/// While the CPU computes its experts of a layer, the device computes those in slots and the shared expert: it is given that work before
+/// the CPU, which the host waits for, and needs nothing of what the CPU computes.
+#[test]
+fn device_and_cpu_compute_the_experts_of_a_layer_at_once() {
+    let (mut slots_beside, mut shared_beside) = (0, 0);
+    for (name, recipe) in Recipe::with_experts() {
+        for slots in [0, 3, 4 * recipe.layers] {
+            let mut engine = divided(&recipe, Sim::new("sim:0").build(), slots);
+            engine.feed(&recipe.tokens(1)).unwrap();
+            let plan = engine.session().plan().unwrap();
+            let graph = plan.graph();
+            let issued = |split: usize| {
+                plan.order().iter().position(|step| *step == ScheduleStep::Split(split)).unwrap()
+            };
+            // The splits of a backend that multiply with weights of a layer whose names contain this.
+            let splits_with = |backend: usize, layer: usize, part: &str| -> Vec<usize> {
+                let has = |node: &NodeId| {
+                    let weight = graph.inputs(*node).first().map(|id| graph.name(*id)).unwrap_or_default();
+                    weight.starts_with(&format!("blk.{layer}.")) && weight.contains(part)
+                };
+                let splits = plan.splits().splits.iter().enumerate();
+                let own = splits.filter(|(_, split)| split.backend == backend);
+                own.map(|(number, _)| number)
+                    .filter(|number| plan.splits().nodes_of(*number).iter().any(has))
+                    .collect()
+            };
+            for layer in 0..recipe.layers {
+                let on_cpu = splits_with(1, layer, "_exps");
+                for (part, count) in [(".slots", &mut slots_beside), ("_shexp", &mut shared_beside)] {
+                    for device in splits_with(0, layer, part) {
+                        for cpu in &on_cpu {
+                            let context = format!("{name}, {slots} slots, layer {layer}, {part}");
+                            assert!(!before(plan, device).contains(cpu), "{context}: waits for the CPU");
+                            assert!(!before(plan, *cpu).contains(&device), "{context}: the CPU waits for it");
+                            assert!(issued(device) < issued(*cpu), "{context}: issued after the CPU's");
+                            *count += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(slots_beside > 0 && shared_beside > 0, "{slots_beside} with slots, {shared_beside} shared");
 }
 
 #[test]
@@ -186,27 +250,42 @@ fn a_fault_of_an_upload_loses_nothing() {
     let recipe = narrow();
     let token = recipe.tokens(8)[3];
     let wanted = settle(&mut engine(recipe.model(), options(0)), token, 24);
-    let mut failed = 0;
-    for after in (0..60).step_by(4) {
-        let sim = Sim::new("sim:0").device();
-        let mut engine = divided(&recipe, Arc::clone(&sim) as _, 2 * recipe.layers);
-        let mut rows = settle(&mut engine, token, 4);
-        sim.fail(FaultPoint::Transfer, after);
-        while rows.len() < 24 {
-            let before = engine.len(0);
-            let result = engine.feed(&[token]);
-            if result.is_err() {
-                failed += 1;
-                sim.clear_faults();
-                assert_eq!(engine.len(0), before, "fault {after}: {:?}", result.err());
-                continue;
+    let undisturbed = {
+        let mut engine = divided(&recipe, Sim::new("sim:0").build(), 2 * recipe.layers);
+        settle(&mut engine, token, 24);
+        engine.expert_cache().unwrap().uploads
+    };
+    assert!(undisturbed > 0, "nothing moves");
+    // Faults of a batch, and of an upload alone: that is started again, and no batch fails.
+    let (mut failed, mut repeated) = (0, 0);
+    for packs in [false, true] {
+        for after in 0..60 {
+            let sim = Sim::new("sim:0");
+            let sim = if packs { sim.packs_weights() } else { sim }.device();
+            let mut engine = divided(&recipe, Arc::clone(&sim) as _, 2 * recipe.layers);
+            let mut rows = settle(&mut engine, token, 4);
+            sim.fail(FaultPoint::Transfer, after);
+            let mut batches = 0;
+            while rows.len() < 24 {
+                let before = engine.len(0);
+                let result = engine.feed(&[token]);
+                if result.is_err() {
+                    batches += 1;
+                    sim.clear_faults();
+                    assert_eq!(engine.len(0), before, "fault {after}: {:?}", result.err());
+                    continue;
+                }
+                rows.push(engine.logits(0).to_vec());
             }
-            rows.push(engine.logits(0).to_vec());
+            let found = distance(&rows, &wanted);
+            assert!(found < 1e-4, "fault {after}: off by {found:.2e}");
+            failed += batches;
+            let uploads = engine.expert_cache().unwrap().uploads;
+            repeated += usize::from(batches == 0 && uploads > undisturbed);
         }
-        let found = distance(&rows, &wanted);
-        assert!(found < 1e-4, "fault {after}: off by {found:.2e}");
     }
-    assert!(failed > 0, "no fault was seen");
+    assert!(failed > 0, "no batch failed");
+    assert!(repeated > 0, "no upload failed");
 }
 
 #[test]
@@ -428,7 +507,7 @@ fn experts_are_placed_by_estimated_time() {
             let context = format!("{crossing} s, {part} of 20: {:?}", placed.expert_options);
             assert!(estimate.request_seconds() <= layers.request_seconds() * 1.0001, "{context}");
             let without = estimate.without_locality().request_seconds();
-            assert!(without <= layers.request_seconds() * 1.1001, "{context}");
+            assert!(without <= layers.request_seconds() * 1.0201, "{context}");
             assert_eq!(placed.expert_options.iter().filter(|option| option.chosen).count(), 1, "{context}");
             with_slots += usize::from(placed.expert_slots > 0);
             if placed.expert_slots > 0 && !placed.resident_experts.is_empty() {
@@ -538,7 +617,7 @@ fn faults_of_slow_uploads_lose_nothing() {
     let tokens = on_topics(&recipe);
     let mut host = engine(recipe.model(), options(0));
     let wanted: Vec<Vec<f32>> = tokens.iter().flat_map(|token| logits_of(&mut host, &[*token])).collect();
-    let mut failed = 0;
+    let (mut failed, mut uploads) = (0, 0);
     for (case, point) in (0..12).zip([FaultPoint::Transfer, FaultPoint::Run].into_iter().cycle()) {
         let sim = slow_link();
         let mut engine = divided(&recipe, Arc::clone(&sim) as _, 4 * recipe.layers);
@@ -562,6 +641,7 @@ fn faults_of_slow_uploads_lose_nothing() {
         }
         let off = distance(&rows, &wanted);
         assert!(off < 1e-4, "case {case}: off by {off:.2e}");
+        uploads += engine.expert_cache().unwrap().uploads;
     }
-    assert!(failed > 0, "no fault was seen");
+    assert!(failed > 0 && uploads > 0, "{failed} batches failed, {uploads} uploads");
 }

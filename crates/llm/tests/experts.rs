@@ -150,6 +150,13 @@ fn refused(number: usize, change: impl Fn(&mut Parts), name: &str) -> Error {
     error
 }
 
+/// A model with experts after a change that leaves it one.
+fn refused_not(number: usize, change: impl Fn(&mut Parts)) {
+    let mut parts = Recipe::with_experts()[number].1.parts();
+    change(&mut parts);
+    parts.model().unwrap();
+}
+
 /// The number of a model among those with experts.
 fn model(architecture: &str, name: &str) -> usize {
     let find = |(found, recipe): &(&str, Recipe)| recipe.architecture == architecture && *found == name;
@@ -189,10 +196,19 @@ fn expert_counts_that_do_not_fit_are_named() {
         parts.set("deepseek2.expert_group_used_count", 1u32).set("deepseek2.expert_used_count", 4u32);
     };
     refused(groups, change, "expert_group_used_count");
+    // Groups by sigmoid come with a selection bias.
+    let unbiased = |parts: &mut Parts| parts.tensors.retain(|(name, ..)| !name.ends_with("exp_probs_b.bias"));
+    refused(groups, unbiased, "blk.1.exp_probs_b.bias");
     for key in ["expert_count", "expert_used_count"] {
         let key = format!("glm4moe.{key}");
         refused(glm, |parts| _ = parts.remove(&key), &key);
     }
+    // DeepSeek V2 has no bias; without groups there need not be one.
+    refused_not(model("deepseek2", "groups by softmax"), |_| ());
+    refused_not(groups, |parts| {
+        unbiased(parts);
+        parts.set("deepseek2.expert_group_count", 1u32);
+    });
     // A dense model of an architecture that has none.
     let mut parts = Recipe::new("qwen2").parts();
     set_experts(&mut parts, "qwen2", 4, 2);

@@ -2,8 +2,9 @@
 //! other: every error names the key or the tensor.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
+use crate::common::latent::LatentRecipe;
 use crate::common::recurrent::parts_of;
-use crate::common::{Parts, QueryNorms, Recipe};
+use crate::common::{Parts, QueryNorms, Recipe, Scaling};
 use crate::recurrent_models::delta_recipes;
 use quadriga_gguf::OwnedValue;
 use quadriga_graph::DType;
@@ -102,6 +103,30 @@ fn ranks_of_latent_attention_are_checked() {
             let mut parts = recipe.parts();
             parts.set(&format!("{}.attention.head_count_kv", recipe.architecture), heads);
             assert_eq!(parts.model().unwrap().hyperparameters(), recipe.model().hyperparameters());
+        }
+    }
+}
+
+/// Errors that a graph finds first are not hidden behind tensors that are right.
+#[test]
+fn the_first_error_is_the_one_that_is_named() {
+    // The gates of attention are as long as queries.
+    for recipe in delta_recipes() {
+        let whole = format!("{}.attention.value_length", recipe.architecture);
+        for length in [recipe.key_length - 4, recipe.key_length + 4] {
+            let error = parts_of(&recipe).set(&whole, length as u32).model().err();
+            let error = error.unwrap_or_else(|| panic!("{whole} = {length}: taken")).to_string();
+            assert!(error.contains(&whole), "{whole} = {length}: {error}");
+        }
+    }
+    for (_, recipe) in Recipe::with_experts() {
+        let Some(latent) = recipe.latent else { continue };
+        let latent = Some(LatentRecipe { log_multiplier: Some(0.1), ..latent });
+        let yarn = Recipe { scaling: Scaling::Yarn { factor: 4.0, original: 64 }, latent, ..recipe };
+        assert!(yarn.parts().model().is_ok());
+        let key = "rope.scaling.yarn_log_multiplier";
+        for multiplier in [1e30f32, f32::MAX, f32::INFINITY] {
+            refused_key(&yarn, key, multiplier, &[key]);
         }
     }
 }

@@ -1,7 +1,10 @@
 //! Hyperparameters as the metadata of model files gives them: per layer, with the defaults of each architecture.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
+use crate::common::recurrent::parts_of;
 use crate::common::{Recipe, Scaling};
+use crate::recurrent_models::delta_recipes;
+use quadriga_gguf::OwnedValue;
 use quadriga_graph::Rope;
 use quadriga_llm::Hyperparameters;
 
@@ -87,4 +90,47 @@ fn layers_can_differ() {
     let hyper = fewer.model().unwrap().hyperparameters().clone();
     assert_eq!(hyper.layers.iter().map(|layer| layer.kv_heads).collect::<Vec<_>>(), [2, 4]);
     assert_eq!(hyper.layers.iter().map(|layer| layer.feed_forward).collect::<Vec<_>>(), [96, 64]);
+}
+
+/// Some writers have no arrays of truth values.
+#[test]
+fn patterns_of_layers_may_be_numbers() {
+    let mut families = Recipe::families().into_iter();
+    let gemma = families.find(|recipe| recipe.architecture == "gemma3").unwrap();
+    let (window, linear) = (Recipe { layers: 3, ..gemma }, delta_recipes().swap_remove(0));
+    let patterns = ["attention.sliding_window_pattern", "attention.recurrent_layers"];
+    for (recipe, key) in [window, linear].iter().zip(patterns) {
+        let key = format!("{}.{key}", recipe.architecture);
+        let plain = || if recipe.window.is_some() { recipe.parts() } else { parts_of(recipe) };
+        let of = |value: OwnedValue| {
+            let mut parts = plain();
+            parts.set(&key, value).model()
+        };
+        let recurrent = |hyper: &Hyperparameters| hyper.layers.iter().map(|layer| !layer.attention).collect();
+        let kinds = |hyper: &Hyperparameters| -> Vec<bool> {
+            if recipe.window.is_some() { windows(hyper) } else { recurrent(hyper) }
+        };
+        // Tensors of recurrent layers are others.
+        let flags = match recipe.window {
+            Some(_) => vec![false, true, true],
+            None => kinds(plain().model().unwrap().hyperparameters()),
+        };
+        let numbers: Vec<i32> = flags.iter().map(|flag| i32::from(*flag)).collect();
+        let unsigned: Vec<u32> = flags.iter().map(|flag| u32::from(*flag)).collect();
+        for value in [OwnedValue::from(flags.clone()), numbers.clone().into(), unsigned.clone().into()] {
+            assert_eq!(kinds(of(value.clone()).unwrap().hyperparameters()), flags, "{key} = {value:?}");
+        }
+        let mut others: Vec<OwnedValue> = Vec::new();
+        for number in [2, -1, i32::MAX] {
+            let mut changed = numbers.clone();
+            changed[1] = number;
+            others.push(changed.into());
+        }
+        others.push(vec![1.0f32; flags.len()].into());
+        others.push(vec![1u32; flags.len() + 1].into());
+        for value in others {
+            let error = of(value.clone()).err().unwrap_or_else(|| panic!("{key} = {value:?}: taken"));
+            assert!(error.to_string().contains(&key), "{key} = {value:?}: {error}");
+        }
+    }
 }

@@ -47,6 +47,32 @@ fn every_rectified_architecture_agrees_with_the_reference_whatever_is_skipped() 
     }
 }
 
+/// Gemma 3n's first layers have cut gates: what is skipped there changes nothing, and is counted.
+#[test]
+fn neurons_of_cut_gates_are_skipped_and_counted() {
+    let cut = Recipe::with_cut_gates();
+    for recipe in [Recipe { transposed: false, ..cut.clone() }, cut] {
+        let tokens = recipe.tokens(12);
+        let wanted: Vec<Vec<f64>> = Reference::new(&recipe).run(&tokens).1;
+        let model = recipe.model();
+        for mode in [NeuronMode::Exact, NeuronMode::Dense] {
+            let found = distances(&run(&model, options(mode), &tokens), &wanted);
+            assert!(found.1 < 1e-4, "{mode:?}: off by {found:?}");
+        }
+        let mut exact = engine(model, options(NeuronMode::Exact));
+        tokens.iter().for_each(|token| drop(logits_of(&mut exact, &[*token])));
+        let usage = exact.neuron_use().unwrap();
+        let (layers, _) = recipe.streams.unwrap().cut;
+        assert_eq!(usage.neurons, (12 * layers * recipe.feed_forward) as u64, "{usage:?}");
+        assert!(usage.active > 0 && usage.active < usage.neurons, "{usage:?}");
+        assert!(usage.bytes < usage.dense_bytes, "{usage:?}");
+        let counts = exact.neuron_counts().unwrap();
+        for (layer, counts) in counts.layers.iter().enumerate() {
+            assert_eq!(counts.iter().any(|count| *count > 0), layer < layers, "layer {layer}");
+        }
+    }
+}
+
 #[test]
 fn active_neurons_and_the_bytes_that_they_cost_are_counted() {
     for (name, recipe) in Recipe::rectified() {
@@ -182,6 +208,36 @@ fn folder(name: &str) -> std::path::PathBuf {
     let folder = std::env::temp_dir().join(format!("quadriga-neurons-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     folder
+}
+
+#[test]
+fn neurons_of_long_batches_are_not_observed_if_the_options_say_so() {
+    let (_, recipe) = Recipe::rectified().swap_remove(0);
+    let (model, tokens) = (recipe.model(), recipe.tokens(12));
+    let use_of = |observed_tokens: usize, tokens: &[u32]| {
+        let options = EngineOptions { observed_tokens, ..options(NeuronMode::Exact) };
+        let mut engine = engine(model.clone(), options);
+        let mut rows = logits_of(&mut engine, &tokens[..5]);
+        tokens[5..].iter().for_each(|token| rows.extend(logits_of(&mut engine, &[*token])));
+        (rows, engine.neuron_use().unwrap())
+    };
+    let (all, (few, one)) = (use_of(usize::MAX, &tokens), use_of(1, &tokens));
+    assert!(distance(&all.0, &few) < 1e-6);
+    assert_eq!((all.1.batches, one.batches), (8, 7));
+    assert_eq!(one.neurons, (7 * recipe.layers * recipe.feed_forward) as u64);
+    assert!(one.active < all.1.active, "{one:?} {:?}", all.1);
+}
+
+#[test]
+fn counts_of_one_text_are_judged_by_another() {
+    let counts = |layers: Vec<Vec<u32>>| NeuronCounts { tokens: 10, layers };
+    let own = counts(vec![vec![8, 0, 1, 1], vec![0, 0, 5, 5]]);
+    assert_eq!(own.share_of_most_active_by(&own, 0.5), own.share_of_most_active(0.5));
+    // The other text's half: neurons 0 and 1, then 2 and 3.
+    let other = counts(vec![vec![3, 9, 0, 0], vec![1, 0, 2, 4]]);
+    assert_eq!(own.share_of_most_active_by(&other, 0.5), 18.0 / 20.0);
+    assert_eq!(own.share_of_most_active(0.5), 19.0 / 20.0);
+    assert_eq!(counts(vec![vec![0; 4]]).share_of_most_active_by(&other, 0.5), 0.0);
 }
 
 #[test]

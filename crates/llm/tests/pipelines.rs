@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex};
 use crate::common::recorded_rank::RecordedRank;
 use crate::common::serving::{Answers, Spec, alone, answer, batcher, options, recipe, specs, stream_through};
 use crate::common::{Recipe, cpu, distance, engine, engine_on};
-use quadriga_cluster::{Communicator, InProcess, Limits, Operation, in_process};
+use quadriga_cluster::{Communicator, InProcess, Limits, Operation, Planned, in_process};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::sampling::SamplingOptions;
 use quadriga_llm::serving::{Batcher, BatcherOptions, CacheFile, Event, Request, RequestId};
 use quadriga_llm::{BatchToken, Engine, EngineOptions, Error, Model, Parallelism, Pooling};
+use quadriga_llm::{RankResources, RequestLoad};
+use quadriga_runtime::{DeviceKind, Rates};
 
 fn model() -> Model {
     Recipe { layers: 4, ..recipe("llama") }.model()
@@ -39,6 +41,28 @@ fn on_ranks<T: Send>(
         others.into_iter().for_each(|other| other.join().unwrap());
         result
     })
+}
+
+#[test]
+fn the_output_matrix_counts_as_long_as_it_takes() {
+    // It is as large as eight of the twelve layers, and both ends have it.
+    let model = Recipe { layers: 12, vocabulary: 3840, tied: true, ..Recipe::new("llama") }.model();
+    let cache = EngineOptions { context: 64, ..EngineOptions::default() }.cache_rows(&model).unwrap();
+    let first_stage = |load, read, int8| {
+        let rates = Rates { read, int8, ..Rates::assumed(DeviceKind::Cpu) };
+        let ranks = [RankResources { rates: Some(rates), ..RankResources::of_speed(1.0) }; 2];
+        let parallelism = Parallelism { load, cache: Some(cache), ..Parallelism::PIPELINE };
+        let part = model.clone().with_rank_resources(Arc::new(Planned::new(0, 2, 1)), parallelism, &ranks);
+        part.unwrap().ranks().unwrap().describe()
+    };
+    let many = RequestLoad::constant(32);
+    // Ten layers would take as long as two and the matrix, and eight do not hold much more than six.
+    assert_eq!(first_stage(many, 1e12, 1e9), "layers 0 to 7");
+    // The KV caches of 16 requests are read for longer than all weights.
+    assert_eq!(first_stage(many, 1e9, 1e12), "layers 0 to 5");
+    // Only parts of a prompt are computed at once, and they have no results.
+    assert_eq!(first_stage(RequestLoad::ONE, 1e12, 1e9), "layers 0 to 5");
+    assert_eq!(first_stage(RequestLoad::up_to(32), 1e12, 1e9), "layers 0 to 7");
 }
 
 #[test]

@@ -95,6 +95,7 @@ fn random_budgets_hold_and_results_stay_the_same() {
     let some = ["apart", "sinks and windows", "leading dense layer, selection bias", "groups"];
     let experts = Recipe::with_experts().into_iter().filter(|(name, _)| some.contains(name));
     recipes.extend(experts.map(|(_, recipe)| Recipe { layers: 3, ..recipe }));
+    let mut with_slots = Vec::new();
     for recipe in recipes {
         let model = recipe.model();
         let tokens = recipe.tokens(14);
@@ -107,17 +108,28 @@ fn random_budgets_hold_and_results_stay_the_same() {
             // A device that has no more memory than the budget.
             let sims = (0..count).map(|number| Sim::new(&format!("sim:{number}")).capacity(budget).build());
             let devices = on(sims);
+            // What is fastest, or slots beside a placement in the rest of the budget.
+            let cache = if round % 4 < 2 { ExpertCache::Auto } else { ExpertCache::Bytes(budget / 3) };
+            let placement = Placement { expert_cache: cache, ..auto(budget) };
             let placed =
-                auto(budget).plan(&model, &devices, &options()).unwrap_or_else(|e| panic!("{context}: {e}"));
+                placement.plan(&model, &devices, &options()).unwrap_or_else(|e| panic!("{context}: {e}"));
             for number in 0..count {
                 assert!(total(&placed, number) <= budget, "{context}: {} bytes", total(&placed, number));
             }
-            let engine = Engine::new(model.clone(), &placed.scheduler, options(), &mut |_| {});
+            // As every session does: with the slots that the plan has room for.
+            let with = placed.engine_options(&options());
+            let engine = Engine::new(model.clone(), &placed.scheduler, with, &mut |_| {});
             let mut engine = engine.unwrap_or_else(|e| panic!("{context}: {e}"));
             let found = distance(&run(&mut engine, &tokens), &wanted);
             assert!(found < 1e-4, "{context}: off by {found:.2e}");
+            let slots = engine.expert_cache().map_or(0, |usage| usage.slots);
+            assert_eq!(slots, placed.expert_slots as u64, "{context}");
+            if slots > 0 && !with_slots.contains(&recipe.architecture) {
+                with_slots.push(recipe.architecture);
+            }
         }
     }
+    assert!(with_slots.len() >= 3, "slots for {with_slots:?} only");
 }
 
 #[test]

@@ -134,6 +134,28 @@ fn weights_are_read_at_the_rate_of_as_many_bytes() {
     assert_near(estimate.compute[1], used / 2e5, "the next token uses other experts");
 }
 
+/// The host's time for experts with few rows each is the one by which the scheduler decides to stream them.
+#[test]
+fn a_host_takes_longer_for_few_rows_of_each_expert_and_a_device_does_not() {
+    for (tokens, slowness) in [(1, 1.0), (16, 4.0), (400, 1.5)] {
+        let g = GraphBuilder::new();
+        let x = g.input("x", DType::F32, [tokens, 1, 64]);
+        let ids = g.input("ids", DType::I32, [tokens, 2]);
+        let here = weight(&g, "w0", [8, 32, 64]).mul_mat_id(x, ids);
+        let there = weight(&g, "w1.host", [8, 32, 64]).mul_mat_id(x, ids);
+        g.output("y", here);
+        g.output("z", there);
+        let graph = g.finish().unwrap();
+        // Arithmetic is the limit of both.
+        let slow = |rates: Rates| Rates { read: 1e30, f32: 1e6, ..rates };
+        let plan = plan(&graph, None);
+        let estimate = BatchEstimate::of(&plan, tokens, tokens, &[slow(DEVICE), slow(HOST)], WITHOUT);
+        let operations = cost(&graph, "w1.host").operations as f64;
+        assert_near(estimate.compute[0], operations / 1e6, "device");
+        assert_near(estimate.compute[1], slowness * operations / 1e6, "host");
+    }
+}
+
 #[test]
 fn experts_in_slots_and_on_the_host_share_the_work() {
     let g = GraphBuilder::new();

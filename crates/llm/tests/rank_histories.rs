@@ -200,6 +200,20 @@ fn many_requests_of_models_that_forget_are_answered_by_ranks_as_by_one() {
     }
 }
 
+#[test]
+fn latent_attention_is_expanded_by_ranks_as_by_one() {
+    for (seed, recipe) in (970..).zip(crate::serving_latent::recipes()) {
+        let model = recipe.model();
+        let specs = specs(&mut Rng::new(seed), 8, model.hyperparameters().vocabulary);
+        let wanted = alone(&model, &specs, DType::F32);
+        for grid in GRIDS {
+            on_serving_ranks(grid, &model, &serving_options(5, 24), |batcher| {
+                stream_through(batcher, seed, (&specs, &wanted), &mut |_| {});
+            });
+        }
+    }
+}
+
 /// The tokens of each prompt that were found, and the answers.
 fn found(batcher: &mut Batcher, prompts: &[Vec<u32>]) -> Vec<(Vec<u32>, usize)> {
     let sampling = SamplingOptions { temperature: 0.0, ..SamplingOptions::default() };

@@ -13,7 +13,7 @@ use quadriga_graph::{DType, NodeId, Op};
 use quadriga_llm::evaluate::evaluate;
 use quadriga_llm::placement::{CpuOptions, Devices, GpuLayers, Placement};
 use quadriga_llm::serving::{Event, Request};
-use quadriga_llm::{DeviceRank, Engine, EngineOptions, Error, Grid, Model, Parallelism};
+use quadriga_llm::{DeviceRank, Engine, EngineOptions, Error, Grid, Model, Parallelism, RankResources};
 use quadriga_runtime::{Backend, Scheduler};
 use quadriga_sim::{FaultPoint, Sim};
 
@@ -261,7 +261,7 @@ fn ranks_of_different_speeds_compute_what_one_does() {
     let rank = || Arc::new(in_process(2, Limits::default()).into_iter().next().unwrap());
     let uneven = model.clone().with_uneven_ranks(rank(), Parallelism::TENSOR, &[3.0, 1.0]).unwrap();
     let part = uneven.ranks().unwrap().describe();
-    assert!(part.contains("6 of 8 KV heads"), "three of four heads in each of two layers: {part}");
+    assert!(part.contains("3 of 4 KV heads"), "three of four heads in each of two layers: {part}");
     for wrong in [&[1.0][..], &[1.0, 0.0], &[1.0, f64::NAN]] {
         assert!(model.clone().with_uneven_ranks(rank(), Parallelism::TENSOR, wrong).is_err(), "{wrong:?}");
     }
@@ -282,15 +282,50 @@ fn devices_of(simulated: &[Arc<Sim>; 2]) -> Devices {
     Devices::new(accelerators, Arc::new(cpu)).unwrap()
 }
 
+/// Bytes of weights and KV cache that each of two ranks holds.
+fn held(model: &Model, parallelism: Parallelism, resources: [RankResources; 2]) -> Result<Vec<u64>, Error> {
+    let of = |rank: usize| {
+        let planned = Arc::new(Planned::new(rank, 2, 2));
+        let part = model.clone().with_rank_resources(planned, parallelism, &resources)?;
+        let options = EngineOptions { context: 64, ..f32_options() };
+        let forecast = Engine::forecast(&part, &Scheduler::new(cpu(1)), options)?;
+        Ok(forecast.bytes().iter().map(|bytes| bytes.weights + bytes.mapped + bytes.state).sum())
+    };
+    (0..2).map(of).collect()
+}
+
+#[test]
+fn a_rank_with_little_memory_gets_less() {
+    let recipe = Recipe { kv_heads: 4, heads: 4, layers: 8, ..Recipe::new("llama") };
+    let model = recipe.model();
+    for parallelism in [Parallelism::TENSOR, Parallelism::PIPELINE] {
+        let cache = EngineOptions { context: 64, ..f32_options() }.cache_rows(&model).unwrap();
+        let parallelism = Parallelism { cache: Some(cache), ..parallelism };
+        let of = |speed, free| RankResources { free, ..RankResources::of_speed(speed) };
+        let even = held(&model, parallelism, [of(1.0, None), of(1.0, None)]).unwrap();
+        let room = even[1] * 3 / 4;
+        // As fast as the other, or faster.
+        for speed in [1.0, 3.0] {
+            let found = held(&model, parallelism, [of(1.0, Some(1 << 40)), of(speed, Some(room))]).unwrap();
+            assert!(found[1] <= room && found[0] > even[0], "{parallelism}: {found:?}, room for {room}");
+        }
+        let none = held(&model, parallelism, [of(1.0, Some(1 << 40)), of(1.0, Some(1000))]);
+        let text = none.unwrap_err().to_string();
+        assert!(text.contains("rank 1 needs ") && text.contains("has 1000 B free"), "{text}");
+        let little = held(&model, parallelism, [of(1.0, Some(room)), of(1.0, Some(room))]);
+        assert!(little.unwrap_err().to_string().contains(" free"), "both have too little");
+    }
+}
+
 #[test]
 fn accelerators_of_one_process_divide_every_layer() {
     let recipe = Recipe { kv_heads: 4, heads: 4, layers: 3, ..Recipe::new("llama") };
     let (model, tokens) = (recipe.model(), recipe.tokens(40));
     let wanted = conversation(&mut engine(model.clone(), f32_options()), &tokens);
     for (gpu_layers, tensor_split, heads) in [
-        (GpuLayers::All, vec![], "6 of 12 KV heads"),
-        (GpuLayers::All, vec![3.0, 1.0], "9 of 12 KV heads"),
-        (GpuLayers::Count(2), vec![1.0, 1.0], "6 of 12 KV heads"),
+        (GpuLayers::All, vec![], "2 of 4 KV heads"),
+        (GpuLayers::All, vec![3.0, 1.0], "3 of 4 KV heads"),
+        (GpuLayers::Count(2), vec![1.0, 1.0], "2 of 4 KV heads"),
     ] {
         let placement = Placement { gpu_layers, tensor_split, ..Placement::default() };
         let devices = two_simulated();
@@ -319,6 +354,17 @@ fn accelerators_of_one_process_divide_every_layer() {
     let refused =
         one.plan_device_ranks(&model, &two_accelerators(), CpuOptions::default(), &EngineOptions::default());
     assert!(matches!(refused, Err(Error::Ranks { .. })), "one accelerator divides nothing");
+    // A rank of several processes has its part already.
+    let rank = in_process(2, Limits::default()).into_iter().next().unwrap();
+    let part = model.with_ranks(Arc::new(rank), Parallelism::TENSOR).unwrap();
+    let refused = Placement::default().plan_device_ranks(
+        &part,
+        &two_accelerators(),
+        CpuOptions::default(),
+        &EngineOptions::default(),
+    );
+    let text = refused.err().unwrap().to_string();
+    assert!(text.contains("cannot be divided among several GPUs of a rank"), "{text}");
 }
 
 #[test]
@@ -343,6 +389,26 @@ fn an_accelerator_that_is_lost_ends_the_others_with_its_reason() {
         // Nothing waits for the other.
         drop(engine);
     }
+}
+
+#[test]
+fn an_engine_whose_followers_were_forgotten_or_have_another_is_an_error() {
+    let recipe = Recipe { kv_heads: 4, heads: 4, ..Recipe::new("llama") };
+    let (model, devices) = (recipe.model(), two_accelerators());
+    let placement = Placement { gpu_layers: GpuLayers::All, ..Placement::default() };
+    let options = EngineOptions { context: 64, ..f32_options() };
+    let planned = placement.plan_device_ranks(&model, &devices, CpuOptions::default(), &options).unwrap();
+    let mut ranks = planned.into_iter();
+    let first = ranks.next().unwrap();
+    let engine =
+        || Engine::new(first.model.clone(), &first.placed.scheduler, first.options.clone(), &mut |_| {});
+    let text = engine().err().unwrap().to_string();
+    assert!(text.contains("0 of 1 further devices follow the first one"), "{text}");
+    ranks.for_each(|rank| rank.follow(&first.model, None).unwrap());
+    let kept = engine().unwrap();
+    let text = engine().err().unwrap().to_string();
+    assert!(text.contains("ranks follow one engine"), "{text}");
+    drop(kept);
 }
 
 #[test]

@@ -27,6 +27,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     resident_experts: quadriga_llm::models::LayerSet::EMPTY,
     upload_bytes: 0,
     neuron_counts: None,
+    observed_tokens: usize::MAX,
     neurons: Neurons { mode: NeuronMode::Exact, threshold: 0, slots: 0, observe: false },
     checkpoints: 2,
     hidden: false,

@@ -7,14 +7,16 @@ use std::sync::Arc;
 
 use crate::common::serving::{
     Answer, Answers, CONTEXT, Spec, alone, answer, batcher, options, random_stream, random_stream_on, recipe,
-    specs,
+    specs, stream_through,
 };
 use crate::common::{Recipe, cpu};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
+use quadriga_llm::placement::offload;
 use quadriga_llm::sampling::SamplingOptions;
-use quadriga_llm::serving::{BatcherOptions, Event, Request, RequestId, Service};
+use quadriga_llm::serving::{Batcher, BatcherOptions, Event, Request, RequestId, Service};
 use quadriga_llm::{EngineOptions, Error, Finish, Model};
+use quadriga_runtime::{Backend, Scheduler};
 use quadriga_sim::{FaultPoint, Sim};
 
 #[test]
@@ -104,6 +106,7 @@ fn a_step_that_runs_ahead_and_fails_delays_requests_and_fails_none() {
             let mut batcher = batcher(&model, Arc::clone(&sim) as _, options(5, 24));
             let ids: Vec<RequestId> =
                 specs.iter().map(|spec| batcher.submit(spec.request()).unwrap()).collect();
+            let start = sim.counts().of(point);
             sim.fail(point, after);
             let mut answers = Answers::default();
             while batcher.is_busy() {
@@ -111,9 +114,13 @@ fn a_step_that_runs_ahead_and_fails_delays_requests_and_fails_none() {
                 batcher.check().unwrap();
             }
             assert_eq!(answers.failed, [], "{point:?} {after}");
+            assert_eq!(sim.unordered_access(), None, "{point:?} {after}");
             for (id, wanted) in ids.iter().zip(&wanted) {
                 assert_eq!(answers.answers[id], *wanted, "{point:?} {after}");
             }
+            // Nobody else hears of it.
+            let failed = batcher.state().failed_steps;
+            assert_eq!(failed > 0, sim.counts().of(point) > start + after, "{point:?} {after}: {failed}");
         }
     }
 }
@@ -169,6 +176,7 @@ fn a_device_that_fails_once_delays_requests_and_fails_none() {
             let mut batcher = batcher(&model, Arc::clone(&sim) as _, options(4, 24));
             let ids: Vec<RequestId> =
                 specs.iter().map(|spec| batcher.submit(spec.request()).unwrap()).collect();
+            let start = sim.counts().of(point);
             sim.fail(point, after);
             let mut answers = Answers::default();
             while batcher.is_busy() {
@@ -176,9 +184,13 @@ fn a_device_that_fails_once_delays_requests_and_fails_none() {
                 batcher.check().unwrap();
             }
             assert_eq!(answers.failed, [], "{point:?} {after}");
+            assert_eq!(sim.unordered_access(), None, "{point:?} {after}");
             for (id, wanted) in ids.iter().zip(&wanted) {
                 assert_eq!(answers.answers[id], *wanted, "{point:?} {after}");
             }
+            // Nobody else hears of it.
+            let failed = batcher.state().failed_steps;
+            assert_eq!(failed > 0, sim.counts().of(point) > start + after, "{point:?} {after}: {failed}");
         }
     }
 }
@@ -299,4 +311,23 @@ fn an_urgent_answer_does_not_wait_for_a_less_urgent_one_to_its_prompt() {
     }
     let place = |id: RequestId| ended.iter().position(|ended| *ended == id).unwrap();
     assert!(place(ids[1]) < place(between), "{ended:?}");
+}
+
+/// As every access of a stream on a device alone; the host that has the other layers is simulated, too, so that the happens-before
+/// checker sees its memory.
+#[test]
+fn a_stream_on_a_device_and_its_host_orders_every_access() {
+    for (seed, recipe) in (110..).zip([recipe("llama"), Recipe { layers: 3, ..recipe("qwen3") }]) {
+        let model = recipe.model();
+        let specs = greedy_specs(seed, 6, &model);
+        let wanted = alone(&model, &specs, DType::F32);
+        let (device, host) = (Sim::new("sim:0").device(), Sim::new("cpu").synchronous().host().device());
+        let scheduler = Scheduler::new([Arc::clone(&device) as Arc<dyn Backend>, Arc::clone(&host) as _])
+            .place(offload(model.hyperparameters(), 1, 1));
+        let options = BatcherOptions { cache_ram: 1 << 20, ..options(4, 12) };
+        let batcher = Batcher::new(model.clone(), &scheduler, options, &mut |_| {}).unwrap();
+        stream_through(batcher, seed, (&specs, &wanted), &mut |_| {});
+        assert!(host.counts().of(FaultPoint::Run) > 0 && device.counts().of(FaultPoint::Run) > 0);
+        assert_eq!((device.unordered_access(), host.unordered_access()), (None, None), "seed {seed}");
+    }
 }

@@ -61,6 +61,7 @@ fn texts_are_embedded_beside_answers() {
                 batcher.check().unwrap();
             }
             assert_eq!(answers.failed, []);
+            crate::common::serving::assert_no_failures(&batcher);
             for (id, wanted) in ids.iter().zip(&wanted) {
                 assert_eq!(answers.answers[id], *wanted);
             }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use crate::common::cpu;
 use crate::common::serving::{batcher, engine_options, options, recipe};
 use quadriga_graph::DType;
-use quadriga_llm::sampling::SamplingOptions;
+use quadriga_llm::sampling::{HookError, SamplingHook, SamplingOptions};
 use quadriga_llm::serving::{Event, Request, RequestId, Service};
 use quadriga_llm::{Error, Finish};
 
@@ -78,15 +78,31 @@ fn the_log_probabilities_of_a_prompt_come_once_however_often_it_is_put_back() {
     }
 }
 
+/// A hook that leaves the logits as they are, and panics when a token was sampled.
+struct PanicsAfterTokens;
+
+impl SamplingHook for PanicsAfterTokens {
+    fn apply(&mut self, _: &[u32], _: &mut [f32]) -> Result<(), HookError> {
+        Ok(())
+    }
+
+    fn accepted(&mut self, _: &[u32]) {
+        panic!("a hook of the test");
+    }
+}
+
 #[test]
 fn a_hook_that_panics_ends_its_own_request() {
     let model = recipe("llama").model();
     let service = Service::start(batcher(&model, cpu(1), options(2, 10))).unwrap();
     let other = service.submit(Request { max_tokens: Some(20), ..Request::new(vec![1, 2]) }).unwrap();
-    let hook = |_: &[u32], _: &mut [f32]| panic!("a hook of the test");
-    let broken = Request { hook: Some(Box::new(hook)), ..Request::new(vec![1, 3]) };
-    let last = service.submit(broken).unwrap().last().unwrap();
-    assert!(matches!(last, Event::Failed(error) if matches!(*error, Error::HookPanicked)));
+    let before = |_: &[u32], _: &mut [f32]| panic!("a hook of the test");
+    let hooks: [Box<dyn SamplingHook>; 2] = [Box::new(before), Box::new(PanicsAfterTokens)];
+    for hook in hooks {
+        let broken = Request { hook: Some(hook), past_end: true, ..Request::new(vec![1, 3]) };
+        let last = service.submit(broken).unwrap().last().unwrap();
+        assert!(matches!(last, Event::Failed(error) if matches!(*error, Error::HookPanicked)));
+    }
     assert!(matches!(other.last(), Some(Event::Finished(finished)) if finished.counts.answer == 20));
 }
 
@@ -122,6 +138,17 @@ fn events_go_to_functions_and_a_function_that_declines_ends_its_request() {
     let empty = (Request::new(Vec::new()), request(3, 1).1);
     service.submit_to(vec![empty], move |ids| reply.send(ids).is_ok()).unwrap();
     assert!(matches!(refused.recv().unwrap(), Err(Error::EmptyPrompt)));
+    // All prompts are accepted together, or none.
+    let prompts = |others: Vec<u32>| {
+        let (reply, answer) = std::sync::mpsc::channel();
+        let prompts = vec![vec![request(5, usize::MAX)], vec![(Request::new(others), request(6, 1).1)]];
+        service.submit_prompts_to(prompts, move |ids| reply.send(ids).is_ok()).unwrap();
+        answer.recv().unwrap()
+    };
+    assert!(matches!(prompts(Vec::new()), Err(Error::EmptyPrompt)));
+    assert_eq!((service.state().running, service.state().waiting), (0, 0));
+    assert_eq!(prompts(vec![1, 2]).unwrap().len(), 2);
+    while !matches!(events.recv().unwrap(), (5, Event::Finished(_))) {}
     // Nobody wants them.
     service.submit_to(vec![request(4, usize::MAX)], |_| false).unwrap();
     drop(service.submit(Request { max_tokens: Some(1), ..Request::new(vec![1]) }).unwrap().last());
@@ -157,7 +184,7 @@ fn prompts_are_reported_as_they_are_computed() {
         while batcher.is_busy() {
             for (_, event) in batcher.step() {
                 match event {
-                    Event::Progress { cached, computed } => all.push(Some((cached, computed))),
+                    Event::Progress { cached, computed, .. } => all.push(Some((cached, computed))),
                     Event::Token { .. } => all.push(None),
                     _ => {}
                 }

@@ -3,15 +3,17 @@
 
 use std::sync::Arc;
 
-use crate::common::serving::{Answers, Spec, alone, answer, batcher, engine_options, options, recipe};
+use crate::common::serving::{
+    Answers, Spec, alone, answer, assert_no_failures, batcher, engine_options, options, recipe,
+};
 use crate::common::{Recipe, cpu};
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::sampling::SamplingOptions;
-use quadriga_llm::serving::{Batcher, BatcherOptions, CacheFile, Event, Request};
+use quadriga_llm::serving::{Batcher, BatcherOptions, CacheFile, Event, Request, Service};
 use quadriga_llm::{EngineOptions, Error, Model};
 use quadriga_runtime::Scheduler;
-use quadriga_sim::Sim;
+use quadriga_sim::{FaultPoint, Sim};
 
 #[test]
 fn prefixes_are_computed_once() {
@@ -82,6 +84,7 @@ fn several_answers_to_a_prompt_compute_it_once() {
         }
         // All but the last token, four times, from the first answer while it runs and from its full pages afterwards.
         assert!(batcher.state().cached >= 3 * (length as u64 - 1), "{length}: {:?}", batcher.state());
+        assert_no_failures(&batcher);
     }
     let mut batcher = batcher(&model, cpu(1), options(4, 40));
     let different = vec![Request::new(vec![1, 2]), Request::new(vec![1, 3])];
@@ -129,8 +132,72 @@ fn prefixes_that_were_moved_to_host_memory_come_back() {
                 }
             }
             assert_eq!(batcher.state().host_bytes > 0, cached > 0);
+            assert_no_failures(&batcher);
         }
     }
+}
+
+/// A page that cannot be moved is computed again; only the count of failures tells.
+#[test]
+fn pages_that_cannot_be_moved_are_counted_and_computed_again() {
+    let model = recipe("llama").model();
+    let specs = [greedy(11), greedy(22)];
+    let wanted = alone(&model, &specs, DType::F32);
+    let mut failed = 0;
+    for after in 0..24 {
+        let sim = Sim::new("sim:0").device();
+        let kept = BatcherOptions { cache_ram: 1 << 30, ..options(1, 5) };
+        let mut batcher = batcher(&model, Arc::clone(&sim) as _, kept);
+        assert_eq!(answer(&mut batcher, &specs[0]).0, wanted[0]);
+        // The pages of the first text go to host memory.
+        sim.fail(FaultPoint::Transfer, after);
+        let mut answers = Answers::default();
+        let id = batcher.submit(specs[1].request()).unwrap();
+        while batcher.is_busy() {
+            answers.add(batcher.step());
+            batcher.check().unwrap();
+        }
+        assert_eq!(answers.answers[&id], wanted[1], "{after}");
+        let state = batcher.state();
+        assert!(state.failed_page_moves + state.failed_steps <= 1, "{after}: {state:?}");
+        failed += state.failed_page_moves;
+        // What went there is found, and the rest computed.
+        let id = batcher.submit(specs[0].request()).unwrap();
+        while batcher.is_busy() {
+            answers.add(batcher.step());
+        }
+        assert_eq!(answers.answers[&id], wanted[0], "{after}");
+        assert_eq!(sim.unordered_access(), None);
+    }
+    assert!(failed > 0, "none of the transfers was that of a page");
+}
+
+/// A choice for which there is no room yet has nothing copied for it: it would be copied in every step until there is.
+#[test]
+fn a_choice_that_waits_for_pages_costs_the_device_nothing() {
+    let model = recipe("llama").model();
+    // The prompt fills a page: its copy would be the last one that is left, and the next token needs another.
+    let request = |seed: u64| Request {
+        max_tokens: Some(30),
+        past_end: true,
+        sampling: SamplingOptions { seed, ..SamplingOptions::default() },
+        ..Request::new(recipe("llama").tokens(64))
+    };
+    let runs = |choices: u64| {
+        let sim = Sim::new("sim:0").device();
+        let mut batcher = batcher(&model, Arc::clone(&sim) as _, options(2, 2));
+        let ids = batcher.submit_choices((0..choices).map(request).collect()).unwrap();
+        loop {
+            let events = batcher.step();
+            batcher.check().unwrap();
+            assert_eq!(batcher.state().waiting as u64, choices - 1);
+            if events.iter().any(|(id, event)| *id == ids[0] && matches!(event, Event::Finished(_))) {
+                break;
+            }
+        }
+        sim.counts().of(FaultPoint::Run)
+    };
+    assert_eq!(runs(2), runs(1));
 }
 
 #[test]
@@ -184,7 +251,7 @@ fn prefixes_in_a_file_outlast_the_process() {
     for (spec, wanted) in specs.iter().zip(&wanted).chain(specs.iter().zip(&wanted)) {
         assert_eq!(answer(&mut small, spec).0, *wanted);
     }
-    assert!(std::fs::metadata(&path).unwrap().len() <= bytes.len() as u64);
+    assert!(std::fs::metadata(&path).unwrap().len() <= 60_000);
     drop(small);
     // Another model, another type of the KV cache, another file, no room.
     let refused = |model: &Model, options: BatcherOptions, part: &str| {
@@ -199,6 +266,96 @@ fn prefixes_in_a_file_outlast_the_process() {
     std::fs::write(&path, "some text that is somebody's own, and longer than a header of a cache file")
         .unwrap();
     refused(&model, with(1 << 24), "not a saved KV cache");
+}
+
+/// A request for the most probable tokens after 200 tokens that begin with `first`.
+fn greedy(first: u32) -> Spec {
+    let mut prompt: Vec<u32> =
+        recipe("llama").tokens(200).into_iter().map(|token| (token + first) % 100).collect();
+    prompt[0] = first;
+    Spec {
+        prompt,
+        sampling: SamplingOptions { temperature: 0.0, ..SamplingOptions::default() },
+        max_tokens: 20,
+        stops: Vec::new(),
+    }
+}
+
+#[test]
+fn a_cache_file_that_shrinks_and_grows_mixes_up_no_texts() {
+    let model = recipe("llama").model();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("prefixes");
+    let with = |bytes| BatcherOptions {
+        cache_file: Some(CacheFile { path: path.clone(), bytes }),
+        ..options(2, 12)
+    };
+    let length = || std::fs::metadata(&path).unwrap().len();
+    let run = |bytes: u64, specs: &[Spec]| {
+        let mut batcher = batcher(&model, cpu(1), with(bytes));
+        assert!(length() <= bytes, "{} of {bytes} bytes", length());
+        let answers: Vec<_> = specs.iter().map(|spec| answer(&mut batcher, spec)).collect();
+        assert!(batcher.save_prefixes());
+        assert!(length() <= bytes, "{} of {bytes} bytes", length());
+        answers
+    };
+    let (first, second, third) = (greedy(11), greedy(22), greedy(33));
+    run(1 << 20, &[first, second.clone()]);
+    // Room for one page: the first one of the third text, which is saved last.
+    let page = (length() - 64) / 6;
+    run(64 + page, std::slice::from_ref(&third));
+    // The beginning of the third text, and what followed the beginning of the second.
+    let prompt = [&third.prompt[..64], &second.prompt[64..]].concat();
+    let mixed = Spec { prompt, ..third };
+    let wanted = alone(&model, std::slice::from_ref(&mixed), DType::F32).remove(0);
+    assert_eq!(run(1 << 20, &[mixed]), [(wanted, 64)]);
+}
+
+#[test]
+fn a_service_that_stops_writes_prefixes_to_the_cache_file() {
+    let model = recipe("llama").model();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("prefixes");
+    for (round, cached) in [0, 192].into_iter().enumerate() {
+        let file = CacheFile { path: path.clone(), bytes: 1 << 20 };
+        let kept = BatcherOptions { cache_ram: 1 << 20, cache_file: Some(file), ..options(2, 12) };
+        let service = Service::start(batcher(&model, cpu(1), kept)).unwrap();
+        // One request is still being answered: its prompt is kept, too.
+        let endless = Request { max_tokens: None, past_end: true, ..greedy(11).request() };
+        let running = service.submit(endless).unwrap();
+        assert!(
+            matches!(service.submit(greedy(22).request()).unwrap().last(), Some(Event::Finished(finished))
+            if finished.counts.cached == cached),
+            "round {round}"
+        );
+        drop((service, running));
+        let file = CacheFile { path: path.clone(), bytes: 1 << 20 };
+        let reopened = batcher(&model, cpu(1), BatcherOptions { cache_file: Some(file), ..options(2, 12) });
+        assert!(reopened.state().file_pages >= 6, "round {round}");
+    }
+}
+
+#[test]
+fn prefixes_that_are_cleared_are_found_nowhere() {
+    let model = recipe("llama").model();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("prefixes");
+    for cache_ram in [0, 1 << 20] {
+        let file = CacheFile { path: path.clone(), bytes: 1 << 20 };
+        let kept = BatcherOptions { cache_ram, cache_file: Some(file), ..options(1, 5) };
+        let mut batcher = batcher(&model, cpu(1), kept);
+        // Five pages hold one of them: the other is in host memory or in the file.
+        for (first, cached) in [(11, 0), (22, 0), (11, 192), (22, 192)] {
+            assert_eq!(answer(&mut batcher, &greedy(first)).1, cached, "{cache_ram} bytes, text {first}");
+        }
+        batcher.clear_prefixes();
+        assert_eq!((batcher.state().host_bytes, batcher.state().file_pages), (0, 0));
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 64);
+        for (first, cached) in [(22, 0), (11, 0), (22, 192), (11, 192)] {
+            assert_eq!(answer(&mut batcher, &greedy(first)).1, cached, "{cache_ram} bytes, text {first}");
+        }
+        batcher.clear_prefixes();
+    }
 }
 
 #[test]

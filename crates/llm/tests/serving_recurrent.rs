@@ -60,6 +60,7 @@ fn two_tokens_of_one_sequence_and_one_of_each_of_two_are_different_steps() {
                     answers.add(batcher.step());
                 }
                 assert!(answers.failed.is_empty());
+                crate::common::serving::assert_no_failures(&batcher);
                 for (id, wanted) in ids {
                     let found = &answers.answers[&id];
                     assert!(wanted.is_none_or(|wanted| wanted == found), "{found:?}");
@@ -165,6 +166,7 @@ fn a_step_that_fails_on_a_device_is_computed_again_from_the_same_states() {
                 batcher.check().unwrap();
             }
             assert_eq!(answers.failed, [], "{point:?} {after}");
+            assert_eq!(sim.unordered_access(), None, "{point:?} {after}");
             for (id, wanted) in ids.iter().zip(&wanted) {
                 assert_eq!(answers.answers[id], *wanted, "{point:?} {after}");
             }
@@ -208,6 +210,60 @@ fn a_conversation_goes_on_from_its_last_page() {
         let wanted = alone(&model, std::slice::from_ref(&second), DType::F32);
         // 249 tokens were computed: three whole pages.
         assert_eq!(answer(&mut batcher, &second), (wanted[0].clone(), 192));
+    }
+}
+
+#[test]
+fn a_single_sequence_returns_to_the_ends_of_its_prompts_and_answers() {
+    for model in models() {
+        let mut batcher = batcher(&model, cpu(1), options(1, 14));
+        let mut conversation = recipe("llama").tokens(130);
+        // What is found of a prompt, whose answer becomes part of the conversation.
+        let mut turn = |prompt: &[u32], max_tokens: usize| {
+            let request = Request { past_end: true, ..greedy(prompt.to_vec(), max_tokens).request() };
+            let id = batcher.submit(request).unwrap();
+            let (mut answers, mut cached) = (Answers::default(), 0);
+            while batcher.is_busy() {
+                let events = batcher.step();
+                for (_, event) in &events {
+                    if let Event::Finished(finished) = event {
+                        cached = finished.counts.cached;
+                    }
+                }
+                answers.add(events);
+                batcher.check().unwrap();
+            }
+            (cached, answers.answers.remove(&id).unwrap().tokens)
+        };
+        let (found, reply) = turn(&conversation, 100);
+        assert_eq!(found, 0);
+        // The answer is generated again, and the next message follows without its reasoning.
+        assert_eq!(turn(&conversation, 100), (128, reply.clone()));
+        assert_eq!(turn(&[&conversation[..], &[7; 20]].concat(), 2).0, 128);
+        conversation.extend(reply);
+        assert_eq!(turn(&[&conversation[..], &[5; 40]].concat(), 80).0, 192);
+        // The second message is edited.
+        assert_eq!(turn(&[&conversation[..], &[6; 40]].concat(), 2).0, 192);
+    }
+}
+
+#[test]
+fn checkpoints_are_as_many_as_were_asked_for() {
+    let model = qwen35();
+    // The number of checkpoints, the bytes of states in the plan, and those of all states that there are.
+    let of = |sequences: usize, checkpoints: usize| {
+        let given = options(sequences, 40);
+        let engine = EngineOptions { checkpoints, ..given.engine.clone() };
+        let options = BatcherOptions { engine, ..given }.for_model(&model).unwrap();
+        let (kept, states) = (options.engine.kept_states(), options.engine.recurrent_states(&model).unwrap());
+        let batcher = batcher(&model, cpu(1), options);
+        (kept, states.bytes, batcher.session().states().iter().map(|state| state.bytes as u64).sum::<u64>())
+    };
+    let none = of(1, 0);
+    assert_eq!(none.0, 0);
+    for (sequences, checkpoints, kept) in [(1, 1, 2), (1, 16, 17), (3, 4, 7)] {
+        let some = of(sequences, checkpoints);
+        assert_eq!((some.0, some.1 - none.1), (kept, some.2 - none.2), "{sequences} {checkpoints}");
     }
 }
 

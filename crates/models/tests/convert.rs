@@ -1,6 +1,8 @@
 //! Conversion of safetensors folders, judged by plain formulas.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
+#[path = "convert/deepseek.rs"]
+mod deepseek;
 #[path = "convert/files.rs"]
 mod files;
 #[path = "common/model_folder.rs"]

@@ -30,9 +30,9 @@ impl Floats {
     /// The array as numpy's array interface, version 3.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        // SAFETY: the box is never replaced, so that its pointer is that of the elements for as long as this object lives; no
-        // reference to the elements is made.
-        let pointer = unsafe { (*self.values.get()).as_mut_ptr() };
+        // SAFETY: the box is never replaced, so that its pointer is that of the elements for as long as this object lives. No
+        // reference is made, neither to the box nor to the elements, which others may read and write meanwhile.
+        let pointer = unsafe { &raw mut **self.values.get() }.cast::<f32>();
         let interface = PyDict::new(py);
         interface.set_item("version", 3)?;
         interface.set_item("typestr", "<f4")?;

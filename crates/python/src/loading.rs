@@ -23,6 +23,8 @@ use crate::interpreter::attached;
 
 /// Tokens of the KV cache, all requests together, unless the options say otherwise.
 const DEFAULT_KV_TOKENS: usize = 16_384;
+/// Most tokens that a draft model guesses at a time.
+const DRAFT_TOKENS: usize = 6;
 
 /// The arguments of `quadriga.Model`, as JSON.
 #[derive(serde::Deserialize)]
@@ -128,6 +130,7 @@ impl LoadOptions {
             cache_ram: self.cache_ram,
             cache_file: self.paths.cache_file.clone().map(|path| CacheFile { path, bytes: 4 << 30 }),
             lookup: self.lookup,
+            draft: if self.paths.draft.is_some() { DRAFT_TOKENS } else { 0 },
             queue: usize::MAX,
             ..BatcherOptions::default()
         };
@@ -139,7 +142,7 @@ impl LoadOptions {
         if let Some(path) = &self.paths.draft {
             let draft = Model::open(path).map_err(|error| name_file(Failure::of_llm(&error), path))?;
             let draft_placed = placement.plan_draft(&draft, &devices, &engine)?;
-            batcher.set_draft(draft, &draft_placed.scheduler, 6, &mut |_| {})?;
+            batcher.set_draft(draft, &draft_placed.scheduler, &mut |_| {})?;
         }
         let served = ServedModel::start(name, batcher, GeneratorOptions::default(), None)?;
         Ok(LoadedModel { served, parts: LoadedParts { placed, engine, devices: devices.names() } })

@@ -59,13 +59,14 @@ def test_ctrl_c_ends_a_wait(tiny_path: Path) -> None:
     script = """
 import os, signal, sys, threading, quadriga
 model = quadriga.Model(sys.argv[1])
-entered, leave = threading.Event(), threading.Event()
+entered, leave, reading = threading.Event(), threading.Event(), threading.Event()
 def slow(tokens, logits):
     entered.set()
     leave.wait()
 stream = model.generate([1, 2, 3], stream=True, logits_processors=[slow])
-threading.Thread(target=lambda: (entered.wait(), os.kill(os.getpid(), signal.SIGINT))).start()
+threading.Thread(target=lambda: (entered.wait(), reading.wait(), os.kill(os.getpid(), signal.SIGINT))).start()
 try:
+    reading.set()
     next(stream)
 except KeyboardInterrupt:
     print("interrupted")

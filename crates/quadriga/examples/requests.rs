@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let fitted = generator.fit(&conversation, 24)?;
     let plain =
         RequestOptions { sampling: greedy.clone(), max_tokens: Some(24), ..RequestOptions::default() };
-    let answer = generator.continue_with(&fitted.tokens, plain)?.complete()?;
+    let answer = generator.chat_with(&fitted.messages, plain)?.complete()?;
     println!("{}\n({:?}, {:?})", answer.text, answer.finish, answer.counts);
 
     // The same prompt again: its KV cache is there. A hook bans the first token of the answer, and a callback stops.

@@ -368,6 +368,18 @@ pub trait Backend: Send + Sync {
     /// Facts about the device at this moment.
     fn device(&self) -> Device;
 
+    /// What tells the device apart from all others of its machine, the same in every process that uses it. [default: `None`, as for one
+    /// that only this process has]
+    fn identity(&self) -> Option<String> {
+        None
+    }
+
+    /// Bytes of this process's allocations that [`Device::free_bytes`] still counts as free, since nothing was written there
+    /// yet. [default: none]
+    fn reserved_bytes(&self) -> u64 {
+        0
+    }
+
     /// Rates to assume as long as nothing was measured. [default: those of its kind]
     fn nominal_rates(&self) -> Rates {
         Rates::assumed(self.device().kind)

@@ -1,6 +1,6 @@
 //! Estimates of a node's work, from types and shapes alone.
 
-use quadriga_graph::{Collective, CollectiveKind, DType, Graph, NodeId, Op, Tensor};
+use quadriga_graph::{Collective, CollectiveKind, DType, Graph, NodeId, Op, PAGE_SLOTS, Tensor};
 use serde::Serialize;
 
 /// An estimate of a node's work, to compare with a machine's peak rates (roofline).
@@ -8,7 +8,7 @@ use serde::Serialize;
 /// Matmul and attention count one multiplication and one addition per multiply-accumulate; norms, softmax, gated
 /// activations and RoPE count four operations per element, all other operations one. Traffic counts each tensor once,
 /// in its own type: for `get_rows` only the rows that are read, for `set_rows` only the rows that are written.
-/// Attention counts all keys, including those that a span or mask hides. Collectives count the bytes that a rank sends
+/// Attention counts all keys, including those that a span or mask hides; through a page table those of the table's pages. Collectives count the bytes that a rank sends
 /// ([`Collective::sent_bytes`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Cost {
@@ -63,7 +63,8 @@ fn operations(op: &Op, inputs: &[&Tensor], output: &Tensor) -> u64 {
         Op::Attention(_) => {
             // Q·Kᵀ, then scores times V.
             let queries = inputs.first().map_or(0, |query| elements(query) / cols(0).max(1));
-            queries.saturating_mul(2 * rows(1)).saturating_mul(cols(1).saturating_add(cols(2)))
+            let keys = page_table(op, inputs).map_or(u64::MAX, row_slots).min(rows(1));
+            queries.saturating_mul(2 * keys).saturating_mul(cols(1).saturating_add(cols(2)))
         }
         Op::SsmConv => elements(output).saturating_mul(2 * cols(1)),
         Op::GatedDeltaRule(_) => {
@@ -106,12 +107,34 @@ fn operations(op: &Op, inputs: &[&Tensor], output: &Tensor) -> u64 {
     }
 }
 
+/// The page table of attention, if it has one.
+fn page_table<'a>(op: &Op, inputs: &[&'a Tensor]) -> Option<&'a Tensor> {
+    let Op::Attention(attention) = op else { return None };
+    inputs.last().copied().filter(|_| attention.pages)
+}
+
+/// The slots of a sequence's row of a page table.
+fn row_slots(table: &Tensor) -> u64 {
+    (table.shape().cols() as u64).saturating_mul(PAGE_SLOTS as u64)
+}
+
 fn traffic(op: &Op, inputs: &[&Tensor], output: &Tensor) -> u64 {
     let bytes = |tensor: &Tensor| bytes_of(tensor.dtype(), elements(tensor));
     let add = |a: u64, b: u64, c: u64| a.saturating_add(b).saturating_add(c);
     let [first, rest @ ..] = inputs else { return bytes(output) };
     let others = rest.iter().fold(0u64, |sum, input| sum.saturating_add(bytes(input)));
     match op {
+        Op::Attention(_) if let Some(table) = page_table(op, inputs) => {
+            // Of keys and values the slots of all pages in the table, at most all there are.
+            let slots = row_slots(table).saturating_mul(table.dims4()[2] as u64);
+            let read = |pool: &Tensor| {
+                let rows = pool.dims4()[2].max(1) as u64;
+                bytes(pool) / rows * slots.min(rows)
+            };
+            let pools = rest.iter().take(2).fold(0u64, |sum, pool| sum.saturating_add(read(pool)));
+            let others = rest.iter().skip(2).fold(0u64, |sum, input| sum.saturating_add(bytes(input)));
+            add(bytes(first), pools.saturating_add(others), bytes(output))
+        }
         Op::GetRows => add(bytes_of(first.dtype(), elements(output)), others, bytes(output)),
         // Inputs of a message are only waited for.
         Op::Collective(Collective { kind: CollectiveKind::Receive { .. }, .. }) => bytes(output),

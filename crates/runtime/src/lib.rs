@@ -42,6 +42,7 @@ mod cost;
 mod device;
 mod environment;
 mod error;
+mod expert_rows;
 mod flow;
 mod host_memory;
 pub mod memory;
@@ -67,6 +68,7 @@ pub use cost::Cost;
 pub use device::{Device, DeviceKind, MemoryFacts, Usage};
 pub use environment::CHECK_PLANS_VARIABLE;
 pub use error::BackendError;
+pub use expert_rows::{ExpertRows, host_slowness};
 pub use half::{bf16, f16};
 pub use host_memory::HostMemory;
 pub use ranks::{ExchangeCall, RankGroup, RankGroups};
@@ -80,9 +82,9 @@ pub use schedule::{
 };
 pub use schedule_error::ScheduleError;
 pub use session::{
-    DEFAULT_UPLOAD_BYTES, Element, Observed, ObservedRun, Observer, PendingRead, PlanKey, PlanLimits,
-    PlanUsage, Session, SessionDebug, SessionMemory, SessionTensor, SliceUpload, StateInfo, TensorInfo,
-    TensorRef, Values, WeightSlice,
+    DEFAULT_UPLOAD_BYTES, Element, ModelId, Observed, ObservedRun, Observer, PendingRead, PlanKey,
+    PlanLimits, PlanUsage, Session, SessionDebug, SessionMemory, SessionTensor, SliceUpload, StateInfo,
+    TensorInfo, TensorRef, Values, WeightSlice,
 };
 pub use snapshot_error::SnapshotError;
 pub use trace::{BackendTime, CopyTime, Detail, OperationTime, SplitTime, Stream, Trace};

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use quadriga_graph::{CollectiveKind, DType, Ranks};
 
@@ -26,6 +27,12 @@ pub trait RankGroup: Send + Sync + Debug {
 
     /// The error that ended the communication, if one has.
     fn failure(&self) -> Option<String> {
+        None
+    }
+
+    /// How long a rank may take part in a collective after the others have begun it, though it shows that it is alive; `None` for ever.
+    /// [default: `None`]
+    fn step_limit(&self) -> Option<Duration> {
         None
     }
 

@@ -198,7 +198,17 @@ pub enum RuntimeError {
         "the key {key:?} stands for another graph of this session: {difference}; give each graph, and each model, keys of its own"
     )]
     OtherGraphOfKey {
-        /// The key.
+        /// The numbers of the key.
+        key: [u64; 4],
+        /// What differs.
+        difference: String,
+    },
+    /// Graphs with different weights were given for one model.
+    #[error(
+        "the graph with the key {key:?} has other weights than earlier ones of its model: {difference}; give each model a ModelId of its own"
+    )]
+    OtherModel {
+        /// The numbers of the key.
         key: [u64; 4],
         /// What differs.
         difference: String,

@@ -3,7 +3,7 @@
 
 use quadriga_graph::{
     AttentionOptions, CustomFunction, DType, DeltaRuleInputs, Gate, GatedDeltaRule, GraphBuilder, Order,
-    Pairing, Pooling, Rope, SelectExperts, Value, Weight, Window,
+    Pairing, Pooling, Ranks, Rope, SelectExperts, TensorId, Value, Weight, Window,
 };
 use quadriga_runtime::memory::Lifetime;
 use quadriga_runtime::{
@@ -74,6 +74,26 @@ fn attention_counts_scores_and_weighted_values() {
 }
 
 #[test]
+fn attention_through_pages_counts_the_pages_of_the_table() {
+    // Five queries of two sequences with three pages each, in pools of any size.
+    let of_pool = |slots: usize| {
+        cost(move |g| {
+            let (q, k) = (f32s(g, "q", [6, 5, 8]), g.input("k", DType::F16, [3, slots, 8]));
+            let spans = Some(g.input("spans", DType::I32, [5, 3]));
+            let pages = Some(g.input("pages", DType::I32, [2, 3]));
+            let options = AttentionOptions { spans, pages, ..AttentionOptions::new() };
+            q.attention(k, g.input("v", DType::F16, [3, slots, 4]), options)
+        })
+    };
+    let traffic = |slots: u64| 4 * 6 * 5 * 8 + 2 * 3 * slots * (8 + 4) + 4 * (5 * 3 + 2 * 3) + 4 * 5 * 6 * 4;
+    let operations = |slots: u64| 6 * 5 * 2 * slots * (8 + 4);
+    for slots in [512, 65_536] {
+        assert_eq!(of_pool(slots), (operations(3 * 64), traffic(2 * 3 * 64)));
+    }
+    assert_eq!(of_pool(128), (operations(128), traffic(128)), "not more than there are");
+}
+
+#[test]
 fn other_operations_count_per_element() {
     type Build = for<'g> fn(&'g GraphBuilder, Value<'g>) -> Value<'g>;
     // Of an input [3, 8]: operations in all.
@@ -103,7 +123,7 @@ fn other_operations_count_per_element() {
             x.reshape([1, 3, 1, 8]).conv_transpose_2d(kernel, [1, 1])
         }),
         ("cross entropy", 96, |_, x| x.cross_entropy_loss(x)),
-        ("select experts", 24, |_, x| x.select_experts(SelectExperts { used: 2, groups: 1, groups_used: 1 })),
+        ("select experts", 24, |_, x| x.select_experts(SelectExperts::ungrouped(2))),
         ("convolution of a sequence", 2 * 8 * 2 * 2, |g, x| {
             x.ssm_conv(g.weight("k", Weight::new(DType::F32, [8, 2])))
         }),
@@ -253,4 +273,23 @@ fn time_is_that_of_memory_or_of_arithmetic_in_the_weights_type() {
     assert_eq!(cpu, of(DeviceKind::Simulated));
     assert!(gpu.read > 10.0 * cpu.read && gpu.int8 > gpu.f32 && !gpu.measured && cpu.link > 0.0);
     assert!(gpu.launch > cpu.launch, "a kernel takes longer to start than a barrier of threads");
+}
+
+#[test]
+fn collectives_add_what_other_ranks_send() {
+    let ranks = Ranks { group: 0, rank: 1, count: 3 };
+    let all = |build: &dyn Fn(Value<'_>) -> TensorId| {
+        let g = GraphBuilder::new();
+        let y = build(f32s(&g, "x", [2, 6]));
+        let graph = g.finish().unwrap();
+        let Cost { operations, traffic, sent } = Cost::of(&graph, graph[y].node().unwrap());
+        (operations, traffic, sent)
+    };
+    // A sum adds two other ranks' numbers, and sends two thirds of 48 bytes twice.
+    assert_eq!(all(&|x| x.all_reduce(ranks).id()), (2 * 12, 48 + 48, 64));
+    assert_eq!(all(&|x| x.reduce_scatter(ranks, [2, 2, 2]).id()), (2 * 4, 48 + 16, 32));
+    assert_eq!(all(&|x| x.all_gather(ranks, [6, 6, 6]).id()), (0, 48 + 144, 96));
+    // What a message waits for is not read.
+    assert_eq!(all(&|x| x.receive(ranks, (0, 1), DType::F32, [5]).id()), (0, 20, 0));
+    assert_eq!(all(&|x| x.tanh().id()), (12, 96, 0));
 }

@@ -10,7 +10,7 @@ mod transformer;
 use heap::{Heap, HeapCounts};
 use quadriga_graph::{BuildError, DType, Data, Graph, GraphBuilder, Weight};
 use quadriga_runtime::memory::{Arena, BackendMemory, MemoryRequest, Planner, TensorLocation};
-use quadriga_runtime::{Backend, BackendError, RuntimeError, Scheduler, Session, Usage};
+use quadriga_runtime::{Backend, BackendError, ModelId, PlanKey, RuntimeError, Scheduler, Session, Usage};
 use quadriga_sim::{FaultPoint, Sim};
 use std::sync::Arc;
 
@@ -135,17 +135,19 @@ fn x8_x9_graphs_of_any_size_follow_each_other_in_one_arena() {
     let scheduler = scheduler(&heap);
     // With the check, a graph that is kept would be built again, too.
     let mut session = Session::new(&scheduler.clone().check_plans(false)).unwrap();
-    session.prepare(1000, || chain(1000)).unwrap();
+    let model = ModelId::new();
+    let key = |rows: u64| PlanKey::of(&model, [rows, 0, 0, 0]);
+    session.prepare(key(1000), || chain(1000)).unwrap();
     let held = session.memory().bytes(0);
-    session.prepare(10, || chain(10)).unwrap();
+    session.prepare(key(10), || chain(10)).unwrap();
     assert_eq!(session.memory().bytes(0), held, "a smaller plan takes no new memory");
     // After a larger graph a smaller one is planned as if it were the first.
     let alone = scheduler.plan(chain(10).unwrap()).unwrap();
     assert_eq!(session.plan().unwrap().memory(), alone.memory());
     let allocations = heap.counts().allocations;
-    session.prepare(10, || -> Result<Graph, BuildError> { panic!("the plan is kept") }).unwrap();
+    session.prepare(key(10), || -> Result<Graph, BuildError> { panic!("the plan is kept") }).unwrap();
     assert_eq!(heap.counts().allocations, allocations);
-    session.prepare(2000, || chain(2000)).unwrap();
+    session.prepare(key(2000), || chain(2000)).unwrap();
     assert_eq!(session.memory().bytes(0), session.plan().unwrap().memory().arena_bytes(0));
 }
 

@@ -293,6 +293,17 @@ fn invalid_requests_are_errors() {
     assert!(matches!(refused(MemoryRequest { steps: &[0, u32::MAX], ..base }), MemoryError::Step { .. }));
     let far = [Hold { tensor: x, until: u32::MAX }];
     assert!(matches!(refused(MemoryRequest { holds: &far, ..base }), MemoryError::Step { .. }));
+    // The last step that there may be.
+    let last = u32::MAX - 5;
+    let plan = |request: MemoryRequest<'_>| Planner::default().plan(&request);
+    for (step, allowed) in [(last, true), (last + 1, false)] {
+        let holds = [Hold { tensor: x, until: step }];
+        assert_eq!(plan(MemoryRequest { holds: &holds, ..base }).is_ok(), allowed, "{step}");
+        let steps = [step; 2];
+        assert_eq!(plan(MemoryRequest { steps: &steps, ..base }).is_ok(), allowed, "{step}");
+        let extras = [Extra { backend: 0, bytes: 1, lifetime: Lifetime { start: step, end: u32::MAX } }];
+        assert_eq!(plan(MemoryRequest { extras: &extras, ..base }).is_ok(), allowed, "{step}");
+    }
     let unknown = [TensorId::from_index(99)];
     assert!(matches!(
         refused(MemoryRequest { external: &unknown, ..base }),
@@ -411,4 +422,41 @@ fn the_checker_refuses_sharing_between_backends_and_of_external_memory() {
     share(&graph, &mut plan, x, y);
     let text = refused(&request, &plan);
     assert!(text.contains("\"y\"") || text.contains("in an arena"), "{text}");
+}
+
+#[test]
+fn two_readers_in_the_last_step_keep_their_input_though_an_earlier_one_comes_after_them() {
+    let g = GraphBuilder::new();
+    let x = fresh(&g, "x");
+    let (a, b, c) = (x.tanh(), x.sqr(), x.neg());
+    for (name, y) in [("a", a), ("b", b), ("c", c)] {
+        g.output(name, y.pad([1]));
+    }
+    let [x, a, b, c] = [x, a, b, c].map(Value::id);
+    let graph = g.finish().unwrap();
+    let memories = MEMORIES();
+    // cast, tanh, sqr, neg and three pads: `neg` runs before the others.
+    let steps = [0, 2, 2, 1, 3, 3, 3];
+    let plan = plan_of(&MemoryRequest { steps: &steps, ..MemoryRequest::new(&graph, &memories) });
+    assert!([a, b, c].iter().all(|y| !same(&plan, x, *y)), "{}", plan.sharing.table(&graph));
+}
+
+#[test]
+fn a_plan_that_is_filled_again_has_nothing_of_the_earlier_one() {
+    let graph = |count: usize| {
+        let g = GraphBuilder::new();
+        (0..count).for_each(|i| g.output(&format!("y{i}"), fresh(&g, &format!("x{i}")).pad([1])));
+        g.finish().unwrap()
+    };
+    let (large, small, memories) = (graph(3), graph(1), MEMORIES());
+    let extras = [Extra { backend: 0, bytes: 64, lifetime: Lifetime::WHOLE }];
+    let with = |graph| MemoryRequest { extras: &extras, ..MemoryRequest::new(graph, &memories) };
+    let (mut planner, mut plan) = (Planner::default(), MemoryPlan::default());
+    for request in [with(&large), with(&small), MemoryRequest::new(&small, &memories)] {
+        planner.plan_into(&request, &mut plan).unwrap();
+        assert_eq!(plan, Planner::default().plan(&request).unwrap());
+    }
+    let wrong = MemoryRequest { steps: &[0], ..MemoryRequest::new(&small, &memories) };
+    planner.plan_into(&wrong, &mut plan).unwrap_err();
+    assert!(plan.locations.is_empty() && plan.extras.is_empty() && plan.arena_bytes(0) == 0);
 }

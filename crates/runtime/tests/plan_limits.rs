@@ -4,10 +4,10 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use quadriga_graph::{BuildError, DType, Data, Graph, GraphBuilder, Weight};
-use quadriga_runtime::{Backend, PlanLimits, RuntimeError, Scheduler, Session};
+use quadriga_runtime::{Backend, ModelId, PlanKey, PlanLimits, RuntimeError, Scheduler, Session};
 use quadriga_sim::Sim;
 
 thread_local! {
@@ -57,8 +57,14 @@ fn graph(rows: usize) -> Result<Graph, BuildError> {
     g.finish()
 }
 
+/// The key of a graph with so many rows.
+fn key(rows: u64) -> PlanKey {
+    static MODEL: LazyLock<ModelId> = LazyLock::new(ModelId::new);
+    PlanKey::of(&MODEL, [rows, 0, 0, 0])
+}
+
 fn run(session: &mut Session, rows: usize) -> Vec<f32> {
-    session.prepare(rows as u64, || graph(rows)).unwrap();
+    session.prepare(key(rows as u64), || graph(rows)).unwrap();
     let x: Vec<f32> = (0..rows * WIDTH).map(|i| (i % 7) as f32).collect();
     session.run(&[("x", &x)]).unwrap();
     session.read("y").unwrap()
@@ -85,8 +91,8 @@ fn the_plans_used_last_are_kept_and_the_others_come_back_with_equal_results() {
         let expected: Vec<Vec<f32>> = (1..=6).map(|rows| run(&mut session, rows)).collect();
         assert_eq!(session.plan_usage().plans, 3);
         let kept = |session: &mut Session, rows: u64| {
-            let kept = session.prepare(rows, || Err::<Graph, _>("forgotten")).is_ok();
-            session.prepare(6, || graph(6)).unwrap();
+            let kept = session.prepare(key(rows), || Err::<Graph, _>("forgotten")).is_ok();
+            session.prepare(key(6), || graph(6)).unwrap();
             kept
         };
         let found: Vec<bool> = (1..=6).map(|rows| kept(&mut session, rows)).collect();
@@ -99,6 +105,20 @@ fn the_plans_used_last_are_kept_and_the_others_come_back_with_equal_results() {
             assert_eq!(&run(&mut session, rows), expected, "{rows} rows");
         }
         assert_eq!(session.read::<f32>("count").unwrap(), [14.0], "states survive");
+    }
+}
+
+#[test]
+fn plans_from_before_memory_grew_are_known_to_need_compiling() {
+    for scheduler in schedulers() {
+        let mut session = Session::new(&scheduler).unwrap();
+        let few = run(&mut session, 2);
+        assert!(session.is_compiled());
+        run(&mut session, 200);
+        assert!(!session.is_compiled(), "the plan of two rows points into memory that was replaced");
+        assert_eq!(run(&mut session, 2), few);
+        run(&mut session, 200);
+        assert!(session.is_compiled(), "memory no longer grows");
     }
 }
 
@@ -154,10 +174,10 @@ fn graphs_are_forgotten_by_key_or_as_such_and_never_while_they_run() {
     for scheduler in schedulers() {
         let mut session = Session::new(&scheduler).unwrap();
         let (one, two) = (run(&mut session, 1), run(&mut session, 2));
-        assert!(!session.forget(7).unwrap());
+        assert!(!session.forget(key(7)).unwrap());
         // In flight: it is waited for.
         session.start().unwrap();
-        assert!(session.forget(2).unwrap() && !session.forget(2).unwrap());
+        assert!(session.forget(key(2)).unwrap() && !session.forget(key(2)).unwrap());
         assert!(session.is_done().unwrap());
         assert!(matches!(session.run(&[]), Err(RuntimeError::NoPlan)));
         assert!(session.plan().is_none());
@@ -212,4 +232,67 @@ fn memory_that_copies_go_through_counts() {
     };
     let copies = 19 * 64 * WIDTH * 4;
     assert!(bytes(true) >= bytes(false) + copies, "{} {}", bytes(true), bytes(false));
+}
+
+/// A graph of one shape with a constant of its own.
+fn with_constant(value: f32, elements: usize) -> Graph {
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [1]);
+    let numbers = vec![value; elements];
+    let c = g.constant("c", DType::F32, [elements], numbers.as_slice());
+    g.output("y", x.add(c.slice(0, 0, 1)));
+    g.finish().unwrap()
+}
+
+#[test]
+fn of_equal_plans_as_many_are_dropped_as_the_bytes_require() {
+    let mut session = Session::new(&Scheduler::new(Sim::new("sim:0").build())).unwrap();
+    let use_graph = |session: &mut Session, value: f32| {
+        session.use_graph(with_constant(value, 1000)).unwrap();
+        session.run(&[("x", &[1.0f32])]).unwrap();
+        assert_eq!(session.read::<f32>("y").unwrap(), [1.0 + value]);
+        session.plan_usage()
+    };
+    for (plans, value) in [1.0, 2.0, 3.0, 4.0].into_iter().enumerate() {
+        assert_eq!(use_graph(&mut session, value).plans, plans + 1);
+    }
+    let bytes = session.plan_usage().bytes;
+    for (limit, left) in [(bytes, 4), (bytes - 1, 3), (bytes / 2, 2)] {
+        session.set_plan_limits(PlanLimits { plans: 10, bytes: limit }).unwrap();
+        assert_eq!(session.plan_usage().plans, left, "of {bytes} bytes, {limit}");
+    }
+    // The oldest are gone; the others are found by their graphs, which differ in a constant only.
+    session.set_plan_limits(PlanLimits::default()).unwrap();
+    let known =
+        |session: &mut Session, value: f32| session.forget_graph(&with_constant(value, 1000)).unwrap();
+    assert!(!known(&mut session, 1.0) && !known(&mut session, 2.0));
+    assert!(known(&mut session, 3.0) && session.plan_usage().plans == 1);
+    assert_eq!(use_graph(&mut session, 4.0).plans, 1, "it is the current one still");
+    assert!(known(&mut session, 4.0));
+}
+
+#[test]
+fn the_bytes_of_constants_count() {
+    let bytes = |elements: usize| {
+        let mut session = Session::new(&Scheduler::new(Sim::new("sim:0").build())).unwrap();
+        session.use_graph(with_constant(1.0, elements)).unwrap();
+        session.run(&[("x", &[1.0f32])]).unwrap();
+        session.plan_usage().bytes
+    };
+    let more = bytes(101_000) - bytes(1000);
+    assert!((400_000..401_000).contains(&more), "{more}");
+}
+
+#[test]
+fn a_graph_with_a_weight_that_is_still_to_be_set_is_known_by_its_key() {
+    let build = || {
+        let g = GraphBuilder::new();
+        g.output("y", g.input("x", DType::F32, [2]).add(g.weight("w", Weight::new(DType::F32, [2]))));
+        g.finish()
+    };
+    let scheduler = Scheduler::new(Sim::new("sim:0").build()).check_plans(true);
+    let mut session = Session::new(&scheduler).unwrap();
+    session.prepare(1, build).unwrap();
+    session.prepare(1, build).unwrap();
+    assert_eq!(session.plan_usage().plans, 1);
 }

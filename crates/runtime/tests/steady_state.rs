@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use quadriga_graph::{BuildError, DType, Graph, GraphBuilder, Weight};
-use quadriga_runtime::{Scheduler, Session};
+use quadriga_runtime::{ModelId, PlanKey, Scheduler, Session};
 use quadriga_sim::{FaultPoint, Sim};
 
 thread_local! {
@@ -63,9 +63,10 @@ fn a_decode_loop_allocates_and_compiles_nothing_in_the_steady_state() {
     // With the check, every graph is built again.
     let mut session = Session::new(&scheduler.check_plans(false)).unwrap();
     let mut out = [0f32; 16];
+    let model = ModelId::new();
     let mut token = |position: i32, out: &mut [f32]| {
         let bucket = if position % 64 < 32 { 32 } else { 64 };
-        session.prepare((1, bucket), || build(bucket)).unwrap();
+        session.prepare(PlanKey::of(&model, [1, bucket as u64, 0, 0]), || build(bucket)).unwrap();
         session.set("x", &[position as f32; 16]).unwrap();
         session.set("ids", &[position % 64]).unwrap();
         session.start().unwrap();

@@ -1,7 +1,8 @@
 //! Load on a server, on loopback only: see `bench/server-load`.
 //!
-//! `storm ADDRESS CLIENTS TOKENS` lets clients ask at the same time, 30 % of which go away at random; `streams ADDRESS COUNT SECONDS` keeps
-//! so many streams busy, and watches the server's memory; `overhead MODEL STREAMS` compares the server with its engine alone;
+//! `storm ADDRESS CLIENTS TOKENS STREAMS` lets clients ask at the same time, 30 % of which go away at random, and compares the server's
+//! memory with what it was before the first of them had come, when no more than so many streams had asked at a time; `streams ADDRESS COUNT
+//! SECONDS` keeps so many streams busy, and watches the server's memory; `overhead MODEL STREAMS` compares the server with its engine alone;
 //! `streaming TOKENS` measures what a streamed token costs with a device that computes nothing. Each ends with an error if its aim is
 //! missed.
 #![allow(
@@ -23,8 +24,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use quadriga_conformance::Rng;
 use quadriga_llm::sampling::SamplingOptions;
-use quadriga_llm::serving::{Batcher, BatcherOptions, Event, Request, Response, Service};
+use quadriga_llm::serving::{Batcher, BatcherOptions, Event, EventSink, Request, Service};
 use quadriga_llm::{EngineOptions, GeneratorOptions, Model};
 use quadriga_runtime::{Backend, Scheduler};
 use quadriga_server::{App, Keys, Limits, ModelRegistry, ServedModel, Server};
@@ -33,15 +35,26 @@ use tokio::net::TcpStream;
 
 use load::{Storm, Workers, all_ended, get, metric, settle};
 
+/// As `quadriga serve` does: what is measured is what users have.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn use_one_arena() {
+    // SAFETY: it changes a number that is read when an arena is made.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+}
+
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+fn use_one_arena() {}
+
 fn main() {
+    use_one_arena();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     match words.as_slice() {
-        ["storm", address, clients, tokens] => {
+        ["storm", address, clients, tokens, streams] => {
             let clients = clients.parse().unwrap();
             let storm = Storm { clients, leaving: 0.3, tokens: tokens.parse().unwrap(), seed: 1 };
-            runtime.block_on(storms(address.parse().unwrap(), storm));
+            runtime.block_on(storms(address.parse().unwrap(), storm, streams.parse().unwrap()));
         }
         ["streams", address, count, seconds] => {
             let time = Duration::from_secs(seconds.parse().unwrap());
@@ -50,7 +63,7 @@ fn main() {
         ["overhead", path, streams] => overhead(path, streams.parse().unwrap()),
         ["streaming", tokens] => streaming(tokens.parse().unwrap()),
         _ => panic!(
-            "storm ADDRESS CLIENTS TOKENS | streams ADDRESS COUNT SECONDS | overhead MODEL STREAMS | streaming TOKENS"
+            "storm ADDRESS CLIENTS TOKENS STREAMS | streams ADDRESS COUNT SECONDS | overhead MODEL STREAMS | streaming TOKENS"
         ),
     }
 }
@@ -86,6 +99,9 @@ const GROWTH: f64 = 1.0;
 /// The most that the server may cost over its engine, in percent.
 const OVERHEAD: f64 = 3.0;
 
+/// The most by which the steps of both sides may differ, in percent.
+const STEPS: f64 = 3.0;
+
 /// The sample that has the memory of the server.
 const MEMORY: &str = "process_resident_memory_bytes";
 
@@ -100,40 +116,69 @@ async fn rest(address: SocketAddr) -> f64 {
     least
 }
 
-/// Storms after the first, which has the server keep plans of the sizes of steps that storms come to.
-const STORMS: u64 = 5;
+/// Storms, each of which must leave the server as it was.
+const STORMS: u64 = 6;
 
-/// Storms on a server whose KV cache is full: what the server has after the first one is what it must come back to after the others.
-async fn storms(address: SocketAddr, storm: Storm) {
+/// Rounds of ordinary requests before the first storm.
+const ROUNDS: u64 = 8;
+
+/// As many requests at a time as the server computes, all of which are answered: it has served before the first storm comes, and has what
+/// it keeps for that.
+async fn warm(address: SocketAddr, storm: Storm, streams: usize) {
+    for round in 0..ROUNDS {
+        let ordinary = Storm { clients: streams, leaving: 0.0, seed: 1000 + round, ..storm };
+        let report = ordinary.run(address).await;
+        assert_eq!((report.complete, report.errors.first()), (streams, None));
+    }
+}
+
+/// Answers that the server has ended because their client went away.
+async fn cancelled(address: SocketAddr) -> f64 {
+    let text = get(address, "/metrics").await.unwrap();
+    let is_wanted =
+        |line: &&str| line.starts_with("vllm:request_success_total") && line.contains("\"abort\"");
+    let counts =
+        text.lines().filter(is_wanted).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+    counts.sum()
+}
+
+/// Storms on a server whose KV cache is full and which has answered ordinary requests: what it has then is what it must come back to
+/// after each storm, the first one included.
+async fn storms(address: SocketAddr, storm: Storm, streams: usize) {
     fill(address).await;
-    let empty = rest(address).await;
-    println!("before: {:.1} MB resident", empty / 1e6);
+    warm(address, storm, streams).await;
     let workers = Workers::of(address).await.unwrap();
-    let (mut before, mut most) = (None, 0_f64);
-    for seed in 1..=1 + STORMS {
-        let started = Instant::now();
+    assert_eq!(settle(address, &workers).await.unwrap(), None);
+    let before = rest(address).await;
+    let open = metric(address, "process_open_fds").await.unwrap();
+    println!("before: {:.1} MB resident, {open} descriptors", before / 1e6);
+    let (mut most, leaving) = (0_f64, storm.leaving_clients());
+    for seed in 1..=STORMS {
+        let (started, gone) = (Instant::now(), cancelled(address).await);
         let report = Storm { seed, ..storm }.run(address).await;
         let left = settle(address, &workers).await.unwrap();
+        let gone = cancelled(address).await - gone;
         let memory = rest(address).await;
         let descriptors = metric(address, "process_open_fds").await.unwrap();
+        let growth = (memory / before - 1.0) * 100.0;
         println!(
-            "seed {seed}: {} complete, {} refused with 429, {} left, {} errors; {:.0} s; {:.1} MB resident ({:+.2} %), {descriptors} descriptors",
+            "seed {seed}: {} complete, {} refused with 429, {} left ({gone} answers were cancelled), {} errors; {:.0} s; {:.1} MB resident ({growth:+.2} %), {descriptors} descriptors",
             report.complete,
             report.refused,
             report.left,
             report.errors.len(),
             started.elapsed().as_secs_f64(),
             memory / 1e6,
-            (memory / empty - 1.0) * 100.0,
         );
         assert_eq!(report.errors.first(), None);
         assert_eq!(left, None);
-        let (first, open) = *before.get_or_insert((memory, descriptors));
+        // One that reads may have its whole answer with the event that it waits for.
+        let missing = leaving.saturating_sub(report.left);
+        assert!(missing * 50 <= leaving, "{missing} of {leaving} clients did not go away");
         assert_eq!(open, descriptors, "descriptors leaked");
-        let growth = (memory / first - 1.0) * 100.0;
-        println!("  {growth:+.2} % beside the first");
         most = most.max(growth);
     }
+    println!("at most {most:+.2} % beside the server before the storms");
     assert!(most < GROWTH, "memory grew by {most:.2} %");
 }
 
@@ -244,85 +289,156 @@ fn start(served: ServedModel) -> (SocketAddr, quadriga_server::StopHandle, std::
     (address, stop, thread)
 }
 
-/// Tokens of each stream when the server is compared with its engine.
-const COMPARED: usize = 64;
+/// Tokens of a prompt, and of an answer, when the server is compared with its engine: each varies by half. With equal lengths, requests that
+/// begin together end together for ever after, which takes less time than any other order, and the side that began so would win.
+const PROMPT: usize = 32;
+const ANSWER: usize = 64;
 
-/// Pairs of runs in which the server is compared with its engine. The first pair is not counted.
-const PAIRS: usize = 7;
+/// Slices of each side. The first is not counted.
+const SLICES: usize = 9;
 
-/// Alternates between the engine alone and the server with the same requests: the same prompts, sampling options and numbers of tokens,
-/// and whichever was second comes first in the next pair.
+/// Requests of a stream within a slice, on average.
+const REQUESTS: usize = 4;
+
+/// A request that either side is asked.
+#[derive(Clone)]
+struct Asked {
+    prompt: Vec<u32>,
+    tokens: usize,
+}
+
+/// Whom streams ask.
+#[derive(Clone)]
+enum Side {
+    Engine(Arc<Service>),
+    Server(SocketAddr),
+}
+
+impl Side {
+    /// The number of tokens of an answer.
+    async fn tokens(&self, asked: Asked) -> u64 {
+        match self {
+            Side::Engine(service) => engine_tokens(service, asked).await,
+            Side::Server(address) => {
+                let body = serde_json::json!({
+                    "prompt": asked.prompt, "max_tokens": asked.tokens, "stream": true, "ignore_eos": true,
+                    "temperature": 0, "stream_options": { "include_usage": true },
+                });
+                completion(*address, body.to_string()).await
+            }
+        }
+    }
+
+    /// The steps that its engine has made.
+    async fn steps(&self) -> u64 {
+        match self {
+            Side::Engine(service) => service.state().steps,
+            Side::Server(address) => {
+                let status = get(*address, "/status").await.unwrap();
+                let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+                status["steps"].as_u64().unwrap()
+            }
+        }
+    }
+
+    /// Lets so many streams ask one request after the other, until all are answered.
+    async fn run(&self, asked: &[Asked], streams: usize) {
+        let rest = Arc::new(std::sync::Mutex::new(asked.to_vec()));
+        let mut set = tokio::task::JoinSet::new();
+        for _ in 0..streams {
+            let (side, rest) = (self.clone(), Arc::clone(&rest));
+            set.spawn(async move {
+                loop {
+                    let Some(asked) = rest.lock().unwrap().pop() else { break };
+                    let wanted = asked.tokens as u64;
+                    assert_eq!(side.tokens(asked).await, wanted, "an answer is short");
+                }
+            });
+        }
+        all_ended(set).await.unwrap();
+    }
+}
+
+/// Compares the server with its engine alone. Both get the same requests, from as many streams that ask again as soon as they have their
+/// answer: their requests come in the same way, and steps are composed alike. The sides take turns, and whichever was second comes
+/// first in the next slice. What the clients of the server compute is a part of its time.
 fn overhead(path: &str, streams: usize) {
     let model = Model::open(path).unwrap();
     let backend: Arc<dyn Backend> = Arc::new(quadriga_cpu::Backend::builder().build().unwrap());
     let make = || batcher(model.clone(), Arc::clone(&backend), streams, 1024);
-    let alone = Service::start(make()).unwrap();
     let served = ServedModel::start("model", make(), GeneratorOptions::default(), None).unwrap();
     let (address, stop, thread) = start(served);
+    let sides = [Side::Engine(Arc::new(Service::start(make()).unwrap())), Side::Server(address)];
     let clients = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let mut ratios = Vec::new();
-    for pair in 0..PAIRS {
-        let prompts: Vec<String> =
-            (0..streams).map(|number| format!("Story {pair}.{number} about a lighthouse:")).collect();
+    let (vocabulary, mut rng) = (model.hyperparameters().vocabulary, Rng::new(1));
+    let (mut ratios, mut sums, mut steps, mut connections) = (Vec::new(), [0.0; 2], [0; 2], 0.0);
+    for slice in 0..SLICES {
+        let around = |middle: usize, rng: &mut Rng| rng.range(middle / 2, middle + middle / 2);
+        let asked: Vec<Asked> = (0..streams * REQUESTS)
+            .map(|_| Asked {
+                prompt: (0..around(PROMPT, &mut rng))
+                    .map(|_| rng.range(10, vocabulary - 10) as u32)
+                    .collect(),
+                tokens: around(ANSWER, &mut rng),
+            })
+            .collect();
         let mut times = [0.0; 2];
         for turn in 0..2 {
-            let of_server = (pair + turn) % 2 == 1;
+            let number = (slice + turn) % 2;
+            let side = &sides[number];
+            let (before, busy) = (clients.block_on(side.steps()), thread_seconds("quadriga-http"));
             let started = Instant::now();
-            let tokens = match of_server {
-                true => clients.block_on(server_tokens(address, &prompts)),
-                false => engine_tokens(&alone, &model, &prompts),
-            };
-            times[usize::from(of_server)] = started.elapsed().as_secs_f64();
-            assert_eq!(tokens, (streams * COMPARED) as u64, "an answer is short");
+            clients.block_on(side.run(&asked, streams));
+            times[number] = started.elapsed().as_secs_f64();
+            if slice > 0 {
+                steps[number] += clients.block_on(side.steps()) - before;
+                connections += thread_seconds("quadriga-http") - busy;
+            }
         }
         let [engine, server] = times;
         println!(
-            "pair {pair}: engine {engine:.3} s, server {server:.3} s, {:+.2} %",
+            "slice {slice}: engine {engine:.3} s, server {server:.3} s, {:+.2} %",
             (server / engine - 1.0) * 100.0
         );
-        if pair > 0 {
-            ratios.push(server / engine);
+        if slice > 0 {
+            ratios.push((server / engine - 1.0) * 100.0);
+            sums = [sums[0] + engine, sums[1] + server];
         }
     }
     ratios.sort_by(f64::total_cmp);
-    let middle = (ratios[ratios.len() / 2] + ratios[(ratios.len() - 1) / 2]) / 2.0;
-    let overhead = (middle - 1.0) * 100.0;
-    println!("median overhead at {streams} streams: {overhead:+.2} %");
+    let overhead = (sums[1] / sums[0] - 1.0) * 100.0;
+    println!(
+        "overhead at {streams} streams: {overhead:+.2} % of {:.1} s ({:+.2} to {:+.2} % of single slices); {} and {} steps; threads that serve connections: {connections:.2} s of processor time, {:.2} %",
+        sums[0],
+        ratios[0],
+        ratios[ratios.len() - 1],
+        steps[0],
+        steps[1],
+        connections / sums[1] * 100.0
+    );
+    let difference = steps[1].abs_diff(steps[0]) as f64 / steps[0] as f64 * 100.0;
+    assert!(
+        difference <= STEPS,
+        "the sides made steps of different sizes, {difference:.2} % more or fewer: times do not compare"
+    );
     assert!(overhead <= OVERHEAD, "the overhead is more than {OVERHEAD} %");
     stop.stop();
     thread.join().unwrap();
 }
 
-/// Tokens of the engine's answers to prompts that are all there at once.
-fn engine_tokens(service: &Service, model: &Model, prompts: &[String]) -> u64 {
+/// Tokens of the engine's answer.
+async fn engine_tokens(service: &Service, asked: Asked) -> u64 {
     let sampling =
         SamplingOptions { temperature: 0.0, ignore_eos: true, ..GeneratorOptions::default().sampling };
-    let request = |prompt: &String| Request {
-        sampling: sampling.clone(),
-        max_tokens: Some(COMPARED),
-        ..Request::new(model.tokenizer().unwrap().encode_prompt(prompt, true))
-    };
-    let all: Vec<_> = prompts.iter().map(|prompt| service.submit(request(prompt)).unwrap()).collect();
-    let tokens =
-        |events: Response| events.filter(|event| matches!(event, Event::Token { .. })).count() as u64;
-    all.into_iter().map(tokens).sum()
-}
-
-/// The same of the server's, which are streamed.
-async fn server_tokens(address: SocketAddr, prompts: &[String]) -> u64 {
-    let mut set = tokio::task::JoinSet::new();
-    for prompt in prompts {
-        let body = serde_json::json!({
-            "prompt": prompt, "max_tokens": COMPARED, "stream": true, "ignore_eos": true, "temperature": 0,
-            "stream_options": { "include_usage": true },
-        });
-        set.spawn(completion(address, body.to_string()));
+    let request = Request { sampling, max_tokens: Some(asked.tokens), ..Request::new(asked.prompt) };
+    let (sender, mut events) = tokio::sync::mpsc::unbounded_channel();
+    let sink: EventSink = Box::new(move |event| sender.send(event).is_ok());
+    service.submit_to(vec![(request, sink)], |ids| ids.is_ok()).unwrap();
+    let mut tokens = 0;
+    while let Some(event) = events.recv().await {
+        tokens += u64::from(matches!(event, Event::Token { .. }));
     }
-    let mut sum = 0;
-    while let Some(tokens) = set.join_next().await {
-        sum += tokens.unwrap();
-    }
-    sum
+    tokens
 }
 
 /// The number of tokens of a streamed completion, as its last chunk has it.

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use crate::field_log::FieldLog;
 use crate::operation::auth::Keys;
-use crate::operation::body_room::{BodyMemory, BodyRoom};
 use crate::operation::hosts::Hosts;
 use crate::operation::limits::Limits;
+use crate::operation::memory_room::{MemoryPool, MemoryRoom};
 use crate::operation::origins::Origins;
 use crate::operation::request_counts::RequestCounts;
 use crate::operation::tls::TlsFiles;
@@ -64,7 +64,8 @@ pub struct App {
     local: AtomicBool,
     tls: Option<TlsFiles>,
     requests: RequestCounts,
-    bodies: Arc<BodyMemory>,
+    bodies: Arc<MemoryPool>,
+    answers: Arc<MemoryPool>,
     release: Option<MemoryRelease>,
     interface: Interface,
     field_log: Option<Arc<FieldLog>>,
@@ -77,12 +78,14 @@ pub struct App {
 impl App {
     /// A server's state.
     pub fn new(models: ModelRegistry, keys: Keys, limits: Limits) -> App {
-        let bodies = Arc::new(BodyMemory::new(limits.body_memory));
+        let bodies = Arc::new(MemoryPool::new(limits.body_memory));
+        let answers = Arc::new(MemoryPool::new(limits.answer_memory));
         App {
             models,
             keys,
             limits,
             bodies,
+            answers,
             origins: Origins::default(),
             hosts: Hosts::default(),
             local: AtomicBool::new(false),
@@ -181,8 +184,13 @@ impl App {
     }
 
     /// Room for a body, which it takes while it is read.
-    pub(crate) fn body_room(&self) -> BodyRoom {
-        BodyRoom::new(&self.bodies)
+    pub(crate) fn body_room(&self) -> MemoryRoom {
+        MemoryRoom::new(&self.bodies)
+    }
+
+    /// The memory for answers.
+    pub(crate) fn answer_memory(&self) -> &Arc<MemoryPool> {
+        &self.answers
     }
 
     /// Whether the server waits for its first model: it is not ready then, and requests wait, too.

@@ -7,18 +7,21 @@ use http_body::Body as _;
 use serde_json::{Map, Value};
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::app::App;
 use crate::error::{ApiError, ErrorKind};
 use crate::fields::Fields;
-use crate::operation::body_room::BodyRoom;
+use crate::operation::memory_room::MemoryRoom;
 
 /// Where bodies are logged, with the prompts that are in them: only if that is asked for.
 pub const PROMPTS: &str = "quadriga_server::prompts";
 
 /// Bytes from which a body is parsed on a thread of its own.
 const LONG_BODY: usize = 256 << 10;
+
+/// A body that arrives steadily has so many times the time that it may stand still.
+const BODY_TIMES: u32 = 10;
 
 /// A JSON object that a request has for a body.
 #[derive(Clone, Debug)]
@@ -47,17 +50,17 @@ impl JsonBody {
     }
 
     /// Reads and parses the body of a request, with the memory that it takes.
-    pub(crate) async fn read(request: Request, app: &Arc<App>) -> Result<(JsonBody, BodyRoom), ApiError> {
+    pub(crate) async fn read(request: Request, app: &Arc<App>) -> Result<(JsonBody, MemoryRoom), ApiError> {
         read_parsed(request, app, JsonBody::parse).await
     }
 }
 
 /// Reads and parses the body of a request that need not be an object, with the memory that it takes.
-pub(crate) async fn read_value(request: Request, app: &Arc<App>) -> Result<(Value, BodyRoom), ApiError> {
+pub(crate) async fn read_value(request: Request, app: &Arc<App>) -> Result<(Value, MemoryRoom), ApiError> {
     read_parsed(request, app, parse_value).await
 }
 
-fn parse_value(bytes: &[u8]) -> Result<Value, ApiError> {
+pub(crate) fn parse_value(bytes: &[u8]) -> Result<Value, ApiError> {
     serde_json::from_slice(bytes)
         .map_err(|error| ApiError::invalid(format!("the body is not valid JSON: {error}")))
 }
@@ -66,12 +69,13 @@ async fn read_parsed<T: Send + 'static>(
     request: Request,
     app: &Arc<App>,
     parse: fn(&[u8]) -> Result<T, ApiError>,
-) -> Result<(T, BodyRoom), ApiError> {
+) -> Result<(T, MemoryRoom), ApiError> {
     let limits = app.limits();
     check_coding(request.headers())?;
     let read = read(request.into_body(), app);
-    let (bytes, room) = tokio::time::timeout(limits.body_time, read).await.map_err(|_| {
-        ApiError::new(ErrorKind::Timeout, format!("the body did not arrive within {:?}", limits.body_time))
+    let most = limits.body_time.saturating_mul(BODY_TIMES);
+    let (bytes, room) = tokio::time::timeout(most, read).await.map_err(|_| {
+        ApiError::new(ErrorKind::Timeout, format!("the body did not arrive within {most:?}"))
     })??;
     if tracing::enabled!(target: PROMPTS, tracing::Level::INFO) {
         tracing::info!(target: PROMPTS, body = %printable(&bytes), "request body");
@@ -118,7 +122,7 @@ fn printable(bytes: &[u8]) -> String {
 }
 
 /// The whole body, if it has at most so many bytes.
-async fn read(body: Body, app: &Arc<App>) -> Result<(Vec<u8>, BodyRoom), ApiError> {
+async fn read(body: Body, app: &Arc<App>) -> Result<(Vec<u8>, MemoryRoom), ApiError> {
     let limit = app.limits().body_bytes;
     let too_large = || {
         ApiError::new(
@@ -132,20 +136,72 @@ async fn read(body: Body, app: &Arc<App>) -> Result<(Vec<u8>, BodyRoom), ApiErro
     }
     let mut body = pin!(body);
     let mut bytes = Vec::new();
-    let mut room = app.body_room();
-    while let Some(frame) = std::future::poll_fn(|context| body.as_mut().poll_frame(context)).await {
+    let room = app.body_room();
+    let mut values = ValueScan::default();
+    let pause = app.limits().body_time;
+    let mut last = Instant::now();
+    loop {
+        let frame = std::future::poll_fn(|context| body.as_mut().poll_frame(context));
+        let Ok(frame) = tokio::time::timeout(pause.saturating_sub(last.elapsed()), frame).await else {
+            let message = format!("no more of the body arrived within {pause:?}");
+            return Err(ApiError::new(ErrorKind::Timeout, message));
+        };
+        let Some(frame) = frame else { break };
         let frame = frame.map_err(|error| unread(&error, bytes.len(), length))?;
         let Ok(data) = frame.into_data() else { continue };
         if bytes.len() + data.len() > limit {
             return Err(too_large());
         }
-        if !room.grow(data.len()) {
+        let needed = data.len().saturating_add(values.bytes(&data));
+        let all = room.pool().most();
+        if room.bytes().saturating_add(needed) > all {
+            let message = format!(
+                "the body and its values take more than the {} KiB of memory that there are for all bodies",
+                all >> 10
+            );
+            return Err(ApiError::new(ErrorKind::TooLarge, message));
+        }
+        if !room.grow(needed) {
             let message = "the bodies of other requests take all the memory that there is for them";
             return Err(ApiError::new(ErrorKind::TooMany, message).retry_after(Duration::from_secs(1)));
+        }
+        if !data.is_empty() {
+            last = Instant::now();
         }
         bytes.extend_from_slice(&data);
     }
     Ok((bytes, room))
+}
+
+/// Bytes that a list or an object takes as a value, beside what is in it.
+const LIST_BYTES: usize = 512;
+
+/// Bytes that a further value of a list or an object takes, with its name.
+const VALUE_BYTES: usize = 160;
+
+/// Finds the values of a body as it arrives: small ones take many times their bytes once they are parsed.
+#[derive(Default)]
+struct ValueScan {
+    in_text: bool,
+    escaped: bool,
+}
+
+impl ValueScan {
+    /// The bytes that the values of the next part of the body take, beside their texts.
+    fn bytes(&mut self, part: &[u8]) -> usize {
+        let mut bytes = 0;
+        for byte in part {
+            match byte {
+                _ if std::mem::take(&mut self.escaped) => {}
+                b'\\' => self.escaped = self.in_text,
+                b'"' => self.in_text = !self.in_text,
+                b',' if !self.in_text => bytes += VALUE_BYTES,
+                b'[' | b'{' if !self.in_text => bytes += LIST_BYTES,
+                _ => {}
+            }
+        }
+        bytes
+    }
 }
 
 /// Why the rest of a body could not be read.
@@ -170,6 +226,18 @@ mod tests {
     fn logs_of_bodies_have_no_control_characters() {
         let text = printable("{\"a\":\"\u{1b}[2J\u{9b}é\u{202e}\"}\r\n\u{7f}".as_bytes());
         assert_eq!(text, r#"{"a":"\u{1b}[2J\u{9b}é\u{202e}"}\r\n\u{7f}"#);
+    }
+
+    #[test]
+    fn values_are_found_outside_of_texts_also_in_parts() {
+        let body = r#"{"a,[":"x\\\",{[","b":[1,{"c":"\\"},2]}"#;
+        assert!(parse_value(body.as_bytes()).is_ok());
+        let wanted = 3 * LIST_BYTES + 3 * VALUE_BYTES;
+        for split in 0..=body.len() {
+            let (first, second) = body.as_bytes().split_at(split);
+            let mut scan = ValueScan::default();
+            assert_eq!(scan.bytes(first) + scan.bytes(second), wanted, "{split}");
+        }
     }
 
     #[test]

@@ -12,8 +12,8 @@ use crate::error::ApiError;
 use crate::field_log::RouteFieldLog;
 use crate::fields::Fields;
 use crate::model::ServedModel;
-use crate::operation::body_room::BodyRoom;
 use crate::operation::caller::Caller;
+use crate::operation::memory_room::MemoryRoom;
 
 /// A request with a JSON body, as handlers take it.
 pub struct Call {
@@ -30,7 +30,7 @@ pub struct Call {
     /// Notes the fields that are asked for, where that is wanted.
     log: Option<RouteFieldLog>,
     /// The memory that the body takes as long as it is there.
-    _room: BodyRoom,
+    _room: MemoryRoom,
 }
 
 /// What identifies a request in answers and logs.

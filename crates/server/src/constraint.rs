@@ -82,3 +82,10 @@ pub enum ToolChoice {
         required: bool,
     },
 }
+
+impl ToolChoice {
+    /// Whether an answer may have several calls if the request does not say so. A model that must call tends to go on calling.
+    pub(crate) fn calls_several(&self) -> bool {
+        !matches!(self, ToolChoice::Required | ToolChoice::Allowed { required: true, .. })
+    }
+}

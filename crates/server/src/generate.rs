@@ -7,9 +7,10 @@ use quadriga_llm::serving::Request;
 
 use crate::error::ApiError;
 use crate::generation::Generation;
+use crate::held_answers;
 use crate::model::ServedModel;
 use crate::operation::caller::Caller;
-use crate::prompt;
+use crate::prompt::{self, Rendered};
 use crate::running::Running;
 
 /// Ends the compiling of grammars when it is dropped: nobody waits for them any more.
@@ -48,11 +49,25 @@ impl ServedModel {
         // Dropped with this function's future, when the client leaves.
         let until_dropped = CancelOnDrop::default();
         let cancellation = until_dropped.0.clone();
-        let prepare = move || {
-            let prepare = |generation| prompt::prepare(&served, generation, client, &cancellation);
-            generations.into_iter().map(prepare).collect::<Result<Vec<_>, ApiError>>()
+        let memory = Arc::clone(usage.answer_memory());
+        let render = move || {
+            let rendered = generations.into_iter().map(|generation| prompt::rendered(&served, generation));
+            let rendered = rendered.collect::<Result<Vec<Rendered>, ApiError>>()?;
+            held_answers::check(&memory, served.context(), rendered.iter().map(Rendered::generation))?;
+            let known = rendered.iter().map(|rendered| rendered.known(&served, client));
+            let known = known.collect::<Result<Option<Vec<_>>, ApiError>>()?;
+            Ok::<_, ApiError>(known.ok_or((served, rendered)))
         };
-        let prepared = self.tokenizing(bytes, prepare).await??;
+        let prepared = match self.tokenizing(bytes, render).await?? {
+            Ok(prepared) => prepared,
+            Err((served, rendered)) => {
+                let compile = move || {
+                    let compiled = rendered.iter().map(|one| one.compiled(&served, client, &cancellation));
+                    compiled.collect::<Result<Vec<_>, ApiError>>()
+                };
+                self.compiling(compile).await??
+            }
+        };
         Running::start(self, prepared, usage).await
     }
 
@@ -61,14 +76,13 @@ impl ServedModel {
     /// # Errors
     /// A field is wrong, or the prompt does not fit.
     pub fn prepare(&self, generation: Generation) -> Result<Vec<Request>, ApiError> {
-        Ok(prompt::prepare(self, generation, 0, &Cancellation::default())?.requests)
+        Ok(prompt::rendered(self, generation)?.compiled(self, 0, &Cancellation::default())?.requests)
     }
 
     /// The tokens of a prompt, rendered and tokenized as [`generate`](Self::generate) does, without any generation.
     pub async fn tokens(self: &Arc<Self>, generation: Generation) -> Result<Vec<u32>, ApiError> {
         let (served, bytes) = (Arc::clone(self), generation.prompt.bytes());
-        let prepare = move || prompt::tokens(&served, &generation);
-        self.tokenizing(bytes, prepare).await?
+        self.counting(bytes, move || prompt::tokens(&served, &generation)).await?
     }
 
     /// The text of a conversation as the model's chat template renders it.

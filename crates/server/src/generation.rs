@@ -42,6 +42,15 @@ impl Prompt {
             Prompt::Mixed(parts) => parts.iter().map(part).sum(),
         }
     }
+
+    /// The number of its tokens that are there already.
+    pub(crate) fn listed_tokens(&self) -> usize {
+        match self {
+            Prompt::Tokens(tokens) => tokens.len(),
+            Prompt::Mixed(parts) => parts.iter().filter(|part| matches!(part, PromptPart::Token(_))).count(),
+            Prompt::Chat(_) | Prompt::Text(_) => 0,
+        }
+    }
 }
 
 /// A part of a prompt that is made of texts and tokens.
@@ -124,6 +133,8 @@ pub struct Generation {
     pub choices: usize,
     /// The number of most probable tokens whose log-probabilities are reported beside that of each token.
     pub logprobs: Option<usize>,
+    /// The field that asks for them, for errors.
+    pub logprobs_field: &'static str,
     /// The same for the tokens of the prompt.
     pub prompt_logprobs: Option<usize>,
     /// Which tokens an answer may have, and where else it ends.
@@ -154,6 +165,8 @@ pub struct Generation {
     pub shares_prefix: bool,
     /// Whether each part of the prompt is reported when it is computed.
     pub progress: bool,
+    /// Whether the answers are streamed while they are generated, and not collected until they are complete.
+    pub streamed: bool,
 }
 
 impl Generation {
@@ -166,6 +179,7 @@ impl Generation {
             stops: Vec::new(),
             choices: 1,
             logprobs: None,
+            logprobs_field: "top_logprobs",
             prompt_logprobs: None,
             rules: AnswerRules::default(),
             truncation: None,
@@ -181,6 +195,7 @@ impl Generation {
             priority: 0,
             shares_prefix: true,
             progress: false,
+            streamed: false,
         }
     }
 }

@@ -10,12 +10,12 @@ use crate::constraint::{Constraint, ToolChoice};
 use crate::error::{ApiError, quoted};
 use crate::generation::{Generation, Prompt};
 
-/// Adds to a request what keeps its answer in form.
+/// Adds to a request what keeps its answer in form. False if that was cancelled.
 pub(crate) fn constrain(
     model: &Model,
     generation: &Generation,
     request: &mut Request,
-) -> Result<(), ApiError> {
+) -> Result<bool, ApiError> {
     let tools = callable_tools(generation);
     let constrained = match tools.is_empty() {
         true => match grammar(&generation.constraint) {
@@ -24,11 +24,15 @@ pub(crate) fn constrain(
         },
         false => constrain_tools(model, generation, &tools, request)?,
     };
-    constrained.map_err(|error| error_of(error, generation))?;
+    match constrained {
+        Ok(()) => {}
+        Err(Error::Cancelled) => return Ok(false),
+        Err(error) => return Err(error_of(error, generation)),
+    }
     if let Some(budget) = generation.reasoning_budget {
         request.limit_reasoning(model, budget)?;
     }
-    Ok(())
+    Ok(true)
 }
 
 /// A schema or grammar that cannot be compiled is the caller's error.

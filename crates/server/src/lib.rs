@@ -18,12 +18,12 @@
 //! | [`dialects`] | JSON of each interface to and from that |
 //! | [`model`], [`registry`] | a loaded model that answers requests; loading and unloading models |
 //! | [`openapi`] | routes with their descriptions |
-//! | [`model`] | a loaded model that answers requests |
 //! | [`running`], [`stream`] | answers as they are generated, and as streams |
 //! | [`operation`] | keys, limits, metrics |
 
 #![forbid(unsafe_code)]
 
+mod answer_meter;
 pub mod answer_tokens;
 pub mod app;
 pub mod body;
@@ -37,11 +37,13 @@ pub mod field_log;
 pub mod fields;
 mod generate;
 pub mod generation;
+mod held_answers;
 mod hooks;
 mod memory_fit;
 mod memory_keeper;
 pub mod model;
 mod model_loader;
+pub mod observed;
 pub mod openapi;
 pub mod operation;
 mod page;
@@ -58,9 +60,10 @@ mod slot_table;
 mod status;
 pub mod stream;
 mod template_abilities;
+pub mod whole_answers;
 
 pub use app::{App, Interface};
-pub use memory_fit::{MemoryDemand, MemoryShortage, memory_shortages};
+pub use memory_fit::{MemoryDemand, MemoryShortage, device_bytes, memory_shortages};
 pub use model::{PlanPictures, ServedModel};
 pub use model_loader::{LoadError, ModelEntry, ModelLoader, check_capacity, check_memory};
 pub use operation::auth::Keys;

@@ -18,7 +18,7 @@ pub struct MemoryShortage {
 /// What a plan's memory is compared with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemoryDemand {
-    /// All of it, with what is free now.
+    /// All of it, with what is free now and reserved by no other model.
     Whole,
     /// All but states, with what is free now, swap space included: a KV cache of a size that nobody chose is memory that is taken as
     /// it is used.
@@ -35,11 +35,13 @@ pub fn memory_shortages(
 ) -> Vec<MemoryShortage> {
     let of = |(bytes, backend): (&quadriga_runtime::BackendBytes, &Arc<dyn Backend>)| {
         let device = backend.device();
+        // A KV cache of another model is taken, though nothing may have been written to most of it.
+        let free = || Some(device.free_bytes?.saturating_sub(backend.reserved_bytes()));
         let (needed, available) = match demand {
-            MemoryDemand::Whole => (bytes.total(), device.free_bytes?),
+            MemoryDemand::Whole => (bytes.total(), free()?),
             MemoryDemand::WithoutStates => {
                 let swap = if device.kind == DeviceKind::Cpu { free_swap() } else { 0 };
-                (bytes.total().saturating_sub(bytes.state), device.free_bytes?.saturating_add(swap))
+                (bytes.total().saturating_sub(bytes.state), free()?.saturating_add(swap))
             }
             MemoryDemand::Alone => (bytes.total(), device.total_bytes?),
         };
@@ -47,6 +49,13 @@ pub fn memory_shortages(
         (needed > available).then_some(MemoryShortage { backend, needed, available })
     };
     plan.bytes().iter().zip(backends).filter_map(of).collect()
+}
+
+/// Bytes that a plan takes of devices other than the host's memory.
+pub fn device_bytes(plan: &Plan, backends: &[Arc<dyn Backend>]) -> u64 {
+    let is_device = |backend: &Arc<dyn Backend>| backend.device().kind != DeviceKind::Cpu;
+    let bytes = plan.bytes().into_iter().zip(backends).filter(|(_, backend)| is_device(backend));
+    bytes.map(|(bytes, _)| bytes.total()).sum()
 }
 
 /// Free bytes of the swap space, as far as the system tells.

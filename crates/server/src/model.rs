@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use quadriga_llm::constraint::MAX_COMPILING;
 use quadriga_llm::sampling::SamplingOptions;
 use quadriga_llm::serving::{Batcher, BatcherOptions, BatcherState, Finished, Service};
-use quadriga_llm::{EngineOptions, GeneratorOptions, Model, Pooling};
+use quadriga_llm::{EngineOptions, Finish, GeneratorOptions, Model, Pooling};
 
 use tokio::sync::Semaphore;
 
@@ -21,6 +22,8 @@ use crate::template_abilities::TemplateAbilities;
 /// Bytes of text from which it takes a while to tokenize it, and how many such texts are tokenized at a time.
 const LONG_TEXT: usize = 64 << 10;
 const LONG_TEXTS: usize = 4;
+/// The same for texts whose tokens are only counted.
+const COUNTED_TEXTS: usize = 2;
 
 /// A model that is loaded: its engine, and the defaults of its requests.
 pub struct ServedModel {
@@ -42,6 +45,8 @@ pub struct ServedModel {
     pub created: u64,
     /// Drawings of the plan of its largest step: as SVG, and as a page.
     pub pictures: Option<PlanPictures>,
+    /// Bytes that its plan takes of devices other than the host's memory.
+    pub device_bytes: u64,
     /// Counters and histograms.
     pub metrics: Arc<ModelMetrics>,
     service: Option<Service>,
@@ -54,6 +59,21 @@ pub struct ServedModel {
     failure: OnceLock<String>,
     longest_token: OnceLock<usize>,
     long_texts: Arc<Semaphore>,
+    /// Long texts whose tokens are only counted.
+    counted_texts: Arc<Semaphore>,
+    /// Requests whose grammars are compiled.
+    compilers: Arc<Semaphore>,
+    /// References of [`ObservedModel`](crate::observed::ObservedModel).
+    pub(crate) observers: AtomicUsize,
+    /// Whether its engine was taken away, to be ended.
+    ended: bool,
+}
+
+/// What of a model takes long to end: an engine finishes its step and writes prefixes, and memory of devices and files is given back.
+struct Engines {
+    _service: Option<Service>,
+    _embeddings: Option<EmbeddingService>,
+    _model: Model,
 }
 
 /// The answers that are being generated, by number.
@@ -66,6 +86,15 @@ struct InFlightTable {
 impl InFlightTable {
     fn touch(&self) {
         *self.last_used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+}
+
+/// Why an answer ended, in the log and in traces.
+fn finish_name(finish: Finish) -> &'static str {
+    match finish {
+        Finish::End | Finish::Stop(_) | Finish::StopToken(_) => "stop",
+        Finish::Length | Finish::Context => "length",
+        Finish::Cancelled => "cancelled",
     }
 }
 
@@ -134,13 +163,32 @@ impl Drop for InFlightGuard {
 }
 
 impl Drop for ServedModel {
-    /// What its engine counted goes on with the next one of its name.
+    /// Ends its engine beside the threads that serve connections, one of which may have had the last reference.
     fn drop(&mut self) {
-        self.metrics.note_unloaded(&self.state());
+        let Some(engines) = self.end() else { return };
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(move || drop(engines))),
+            Err(_) => drop(engines),
+        }
     }
 }
 
 impl ServedModel {
+    /// Frees it on this thread, which may wait, unless somebody else has a reference: its memory is free then.
+    pub(crate) fn free(served: Arc<ServedModel>) {
+        drop(Arc::into_inner(served).and_then(|mut served| served.end()));
+    }
+
+    /// Takes the engine away. What it counted goes on with the next one of its name.
+    fn end(&mut self) -> Option<Engines> {
+        if std::mem::replace(&mut self.ended, true) {
+            return None;
+        }
+        self.metrics.note_unloaded(&self.state());
+        let (service, embeddings) = (self.service.take(), self.embeddings.take());
+        Some(Engines { _service: service, _embeddings: embeddings, _model: self.model.clone() })
+    }
+
     /// Starts to serve a model under a name.
     pub fn start(
         name: impl Into<String>,
@@ -185,6 +233,7 @@ impl ServedModel {
             reasoning_output: ReasoningOutput::default(),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
             pictures,
+            device_bytes: 0,
             metrics: Arc::default(),
             service: None,
             embeddings: None,
@@ -196,6 +245,10 @@ impl ServedModel {
             failure: OnceLock::new(),
             longest_token: OnceLock::new(),
             long_texts: Arc::new(Semaphore::new(LONG_TEXTS)),
+            counted_texts: Arc::new(Semaphore::new(COUNTED_TEXTS)),
+            compilers: Arc::new(Semaphore::new(MAX_COMPILING)),
+            observers: AtomicUsize::new(0),
+            ended: false,
         }
     }
 
@@ -211,6 +264,14 @@ impl ServedModel {
     #[must_use]
     pub fn with_seed(mut self, seed: Option<u64>) -> ServedModel {
         self.seed = seed;
+        self
+    }
+
+    /// With the bytes that its plan takes of devices other than the host's memory, as [`device_bytes`](crate::device_bytes) counts
+    /// them.
+    #[must_use]
+    pub fn with_device_bytes(mut self, bytes: u64) -> ServedModel {
+        self.device_bytes = bytes;
         self
     }
 
@@ -302,7 +363,7 @@ impl ServedModel {
             prompt_tokens = finished.counts.prompt,
             cached_tokens = finished.counts.cached,
             answer_tokens = finished.counts.answer,
-            finish = ?finished.finish,
+            finish = finish_name(finished.finish),
             queue_ms = milliseconds(finished.queued),
             first_token_ms = milliseconds(finished.first_token),
             decode_ms = milliseconds(finished.decode),
@@ -360,11 +421,41 @@ impl ServedModel {
         bytes: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, ApiError> {
-        let turn = match bytes > LONG_TEXT {
-            // It is never closed.
-            true => Arc::clone(&self.long_texts).acquire_owned().await.ok(),
-            false => None,
-        };
+        match bytes > LONG_TEXT {
+            true => self.in_turn(&self.long_texts, work).await,
+            false => self.blocking(work).await,
+        }
+    }
+
+    /// The same for tokens that are only counted: they wait for no text of a generation.
+    pub(crate) async fn counting<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        match bytes > LONG_TEXT {
+            true => self.in_turn(&self.counted_texts, work).await,
+            false => self.blocking(work).await,
+        }
+    }
+
+    /// Runs a function that compiles grammars. Whoever waits for a compiler holds no thread: there are few of them, and all other
+    /// requests need one, too.
+    pub(crate) async fn compiling<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.in_turn(&self.compilers, work).await
+    }
+
+    /// Runs a function once one of these permits is free.
+    async fn in_turn<T: Send + 'static>(
+        &self,
+        permits: &Arc<Semaphore>,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        // It is never closed.
+        let turn = Arc::clone(permits).acquire_owned().await.ok();
         self.blocking(move || {
             // If nobody waits any more, the thread is busy nevertheless.
             let _turn = turn;

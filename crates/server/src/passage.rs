@@ -28,6 +28,9 @@ use crate::stream::StreamFailure;
 /// The header that identifies a request in logs of both sides.
 const REQUEST_ID: &str = "x-request-id";
 
+/// The name of the same header for clients of Anthropic's interface.
+const ANTHROPIC_REQUEST_ID: &str = "request-id";
+
 /// Characters of a text of the client's that the log has: paths and names of fields are shorter.
 const LOGGED: usize = 200;
 
@@ -71,7 +74,7 @@ pub(crate) async fn check_origin(State(app): State<Arc<App>>, request: Request, 
         }
         headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("86400"));
     } else {
-        let exposed = HeaderValue::from_static("x-request-id, retry-after");
+        let exposed = HeaderValue::from_static("x-request-id, request-id, retry-after");
         headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
     }
     response
@@ -115,6 +118,9 @@ pub(crate) async fn finish(State(app): State<Arc<App>>, mut request: Request, ne
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     }
     if let Ok(value) = HeaderValue::from_str(&id) {
+        if matches!(dialect, Dialect::Anthropic) {
+            response.headers_mut().insert(ANTHROPIC_REQUEST_ID, value.clone());
+        }
         response.headers_mut().insert(REQUEST_ID, value);
     }
     record.status = Some(response.status().as_u16());

@@ -27,6 +27,8 @@ pub(crate) struct Prepared {
     pub(crate) reasoning: ReasoningPlace,
     /// The slot that answers would rather have.
     pub(crate) slot: Option<usize>,
+    /// Whether answers are streamed while they are generated.
+    pub(crate) streamed: bool,
 }
 
 /// The most bytes of what each answer has a copy of, for all answers of a request together: stop strings, logit biases, forms.
@@ -38,12 +40,31 @@ pub(crate) fn check_answers(served: &ServedModel, generations: &[Generation]) ->
     check_count(served, first, generations.len())
 }
 
-/// The same for as many prompts with the options of one request.
-pub(crate) fn check_count(
+/// The same for the prompts of one request, none of which is longer than the context unless it may be cut: nothing is made of them
+/// before that is known.
+pub(crate) fn check_prompts(
     served: &ServedModel,
     generation: &Generation,
-    prompts: usize,
+    prompts: &[Prompt],
 ) -> Result<(), ApiError> {
+    check_count(served, generation, prompts.len())?;
+    match generation.truncation {
+        None => prompts.iter().try_for_each(|prompt| check_length(served, prompt)),
+        Some(_) => Ok(()),
+    }
+}
+
+/// Refuses a prompt that is longer than the context whatever its tokens are.
+fn check_length(served: &ServedModel, prompt: &Prompt) -> Result<(), ApiError> {
+    served.check_length(prompt.bytes())?;
+    let (wanted, context) = (prompt.listed_tokens(), served.context());
+    match wanted >= context {
+        true => Err(Error::ContextFull { wanted, used: 0, context }.into()),
+        false => Ok(()),
+    }
+}
+
+fn check_count(served: &ServedModel, generation: &Generation, prompts: usize) -> Result<(), ApiError> {
     let field = if prompts > 1 { "prompt" } else { "n" };
     let answers = prompts.saturating_mul(generation.choices);
     let most = served.options.queue.saturating_add(served.options.engine.sequences);
@@ -68,13 +89,8 @@ pub(crate) fn check_count(
     Ok(())
 }
 
-/// Renders, tokenizes and checks. Grammars are compiled as long as that is not cancelled.
-pub(crate) fn prepare(
-    served: &ServedModel,
-    mut generation: Generation,
-    client: u64,
-    cancellation: &Cancellation,
-) -> Result<Prepared, ApiError> {
+/// Renders, tokenizes and checks.
+pub(crate) fn rendered(served: &ServedModel, mut generation: Generation) -> Result<Rendered, ApiError> {
     if let (Constraint::None, Some(grammar)) = (&generation.constraint, &served.defaults.grammar) {
         (generation.constraint, generation.constraint_field) = (grammar.into(), None);
     }
@@ -87,46 +103,87 @@ pub(crate) fn prepare(
     let context = served.context();
     if generation.truncation.is_none() {
         // What is before the text, and tokens among texts, do not make it shorter.
-        served.check_length(generation.prompt.bytes())?;
+        check_length(served, &generation.prompt)?;
     }
     let first = render(served, &generation)?;
     check_tokens(served, &generation, &first.prompt)?;
     if first.prompt.len() >= context {
         return Err(Error::ContextFull { wanted: first.prompt.len(), used: 0, context }.into());
     }
-    let prompt = first.prompt.clone();
-    let salt = random_seed() | 1;
-    let stops = generation.stops.clone();
-    let request = |choice: usize| -> Result<Request, ApiError> {
-        let mut sampling = generation.sampling.clone();
-        sampling.seed = sampling.seed.wrapping_add(choice as u64);
-        let mut request = Request {
-            sampling,
-            max_tokens: generation.max_tokens,
-            stops: generation.stops.clone(),
-            logprobs: generation.logprobs,
-            // The choices have one prompt.
-            prompt_logprobs: generation.prompt_logprobs.filter(|_| choice == 0),
-            rules: generation.rules.clone(),
-            progress: generation.progress && choice == 0,
-            salt: if generation.shares_prefix { generation.cache_salt } else { salt },
-            priority: generation.priority,
-            client,
-            reasoning: first.reasoning.clone(),
-            cancellation: cancellation.clone(),
-            ..Request::new(first.prompt.clone())
+    Ok(Rendered { generation, first })
+}
+
+/// A [`Generation`] whose prompt is tokenized and whose grammars are not compiled.
+pub(crate) struct Rendered {
+    generation: Generation,
+    first: Request,
+}
+
+impl Rendered {
+    /// The request, and the tokens of its prompt.
+    pub(crate) fn generation(&self) -> (&Generation, usize) {
+        (&self.generation, self.first.prompt.len())
+    }
+
+    /// The requests, if no grammar has to be compiled for them.
+    pub(crate) fn known(&self, served: &ServedModel, client: u64) -> Result<Option<Prepared>, ApiError> {
+        // Grammars that were compiled before are found nevertheless.
+        let nothing = Cancellation::default();
+        nothing.cancel();
+        self.requests(served, client, &nothing)
+    }
+
+    /// The requests. Grammars are compiled as long as that is not cancelled.
+    pub(crate) fn compiled(
+        &self,
+        served: &ServedModel,
+        client: u64,
+        cancellation: &Cancellation,
+    ) -> Result<Prepared, ApiError> {
+        self.requests(served, client, cancellation)?.ok_or_else(|| Error::Cancelled.into())
+    }
+
+    /// The requests; none if it was cancelled.
+    fn requests(
+        &self,
+        served: &ServedModel,
+        client: u64,
+        cancellation: &Cancellation,
+    ) -> Result<Option<Prepared>, ApiError> {
+        let Rendered { generation, first } = self;
+        let salt = random_seed() | 1;
+        let request = |choice: usize| -> Result<Option<Request>, ApiError> {
+            let mut sampling = generation.sampling.clone();
+            sampling.seed = sampling.seed.wrapping_add(choice as u64);
+            let mut request = Request {
+                sampling,
+                max_tokens: generation.max_tokens,
+                stops: generation.stops.clone(),
+                logprobs: generation.logprobs,
+                // The choices have one prompt.
+                prompt_logprobs: generation.prompt_logprobs.filter(|_| choice == 0),
+                rules: generation.rules.clone(),
+                progress: generation.progress && choice == 0,
+                salt: if generation.shares_prefix { generation.cache_salt } else { salt },
+                priority: generation.priority,
+                client,
+                reasoning: first.reasoning.clone(),
+                cancellation: cancellation.clone(),
+                ..Request::new(first.prompt.clone())
+            };
+            Ok(hooks::constrain(&served.model, generation, &mut request)?.then_some(request))
         };
-        hooks::constrain(&served.model, &generation, &mut request)?;
-        Ok(request)
-    };
-    let requests = (0..generation.choices).map(request).collect::<Result<_, _>>()?;
-    let output = generation.reasoning_output.unwrap_or(match served.reasoning_output {
-        // Only chat completions have a place for both.
-        ReasoningOutput::Both => ReasoningOutput::Apart,
-        output => output,
-    });
-    let reasoning = ReasoningPlace::new(output, first.reasoning.format());
-    Ok(Prepared { requests, stops, prompt, reasoning, slot: generation.slot })
+        let requests = (0..generation.choices).map(request).collect::<Result<Option<Vec<_>>, _>>()?;
+        let output = generation.reasoning_output.unwrap_or(match served.reasoning_output {
+            // Only chat completions have a place for both.
+            ReasoningOutput::Both => ReasoningOutput::Apart,
+            output => output,
+        });
+        let reasoning = ReasoningPlace::new(output, first.reasoning.format());
+        let (stops, prompt) = (generation.stops.clone(), first.prompt.clone());
+        let (slot, streamed) = (generation.slot, generation.streamed);
+        Ok(requests.map(|requests| Prepared { requests, stops, prompt, reasoning, slot, streamed }))
+    }
 }
 
 /// The engine refuses these, too, but does not know the field.
@@ -223,13 +280,14 @@ pub(crate) fn text(served: &ServedModel, generation: &Generation) -> Result<Stri
     };
     let own = before.first().is_none_or(|message| message.role != "system");
     let system = options.system.clone().filter(|_| own).map(|text| Message::new("system", text));
-    let mut messages: Vec<Message> = system.into_iter().chain(before.iter().cloned()).collect();
+    let messages: Vec<Message> = system.into_iter().chain(before.iter().cloned()).collect();
+    let mut messages = template.fitted(&messages);
     // As the requests of a chat are made.
     let tools = options.template_variables.get("tools").and_then(Value::as_array);
     let is_call = |message: &Message| message.role == "tool" || !message.tool_calls.is_empty();
     if tools.is_some_and(|tools| !tools.is_empty()) || messages.iter().any(is_call) {
         let tools = tools.map_or(&[][..], Vec::as_slice);
-        messages = served.model.tool_format()?.conversation(&messages, tools);
+        messages = template.fitted(&served.model.tool_format()?.conversation(&messages, tools));
     }
     let mut skipped = None;
     if is_off(served, chat) && !chat.continues && !chat.omits_generation_prompt {
@@ -246,10 +304,12 @@ pub(crate) fn text(served: &ServedModel, generation: &Generation) -> Result<Stri
 fn render_chat(served: &ServedModel, chat: &ChatPrompt, uses_tools: bool) -> Result<Request, ApiError> {
     let mut request = render_messages(served, chat, uses_tools)?;
     if !chat.before.is_empty() {
-        let first = request.prompt.first().copied();
         let bos = served.model.tokenizer()?.vocabulary().bos;
-        // There is one beginning of the text.
-        let skipped = usize::from(first.is_some() && first == bos);
+        let starts = request.prompt.first().copied() == bos && bos.is_some();
+        // There is one beginning of the text. A token that begins further messages marks turns, as <|im_start|> does, which some
+        // files name as their BOS token.
+        let marks_turns = request.prompt.iter().filter(|token| Some(**token) == bos).count() > 1;
+        let skipped = usize::from(starts && !marks_turns);
         request.prompt = chat.before.iter().chain(request.prompt.iter().skip(skipped)).copied().collect();
     }
     Ok(request)

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use crate::error::{ApiError, ErrorKind};
 use crate::model::ServedModel;
 use crate::model_loader::{LoadError, ModelEntry, ModelLoader};
+use crate::observed::ObservedModel;
 use crate::operation::metrics::ModelMetrics;
 
 /// What a model is doing.
@@ -41,7 +42,7 @@ pub struct ListedModel {
     /// What it is doing.
     pub state: ModelState,
     /// The model, if it is loaded.
-    pub served: Option<Arc<ServedModel>>,
+    pub served: Option<ObservedModel>,
     /// Its file, if it can be loaded (again).
     pub entry: Option<ModelEntry>,
     /// When it will be unloaded unless it is used; `None`: not by time.
@@ -57,11 +58,14 @@ pub struct ModelPolicy {
     pub most: usize,
     /// After so long without a request a model is unloaded; `None`: never.
     pub keep_alive: Option<Duration>,
+    /// Why loaded models stay until the server ends, whoever asks for something else, and none is loaded again; `None` if they do not
+    /// have to.
+    pub stays: Option<&'static str>,
 }
 
 impl Default for ModelPolicy {
     fn default() -> ModelPolicy {
-        ModelPolicy { most: 4, keep_alive: None }
+        ModelPolicy { most: 4, keep_alive: None, stays: None }
     }
 }
 
@@ -81,12 +85,44 @@ enum Slot {
     Failed(String),
 }
 
+/// For so long a list of the loader's models is used: a folder is not read again for each request.
+const ENTRIES_KEPT: Duration = Duration::from_secs(1);
+
+/// The loader's models as they were found the last time.
+#[derive(Default)]
+struct FoundEntries {
+    /// With the time at which the loader began to look for them.
+    latest: Mutex<Option<(Instant, Vec<ModelEntry>)>>,
+    /// Whoever waits for it shares the next look.
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl FoundEntries {
+    /// Those that were found since then.
+    fn since(&self, time: Instant) -> Option<Vec<ModelEntry>> {
+        let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        latest.as_ref().filter(|(began, _)| *began >= time).map(|(_, entries)| entries.clone())
+    }
+
+    /// Looks for them, which may take a while.
+    fn look(&self, loader: &dyn ModelLoader) -> Vec<ModelEntry> {
+        let began = Instant::now();
+        let entries = loader.entries();
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        if latest.as_ref().is_none_or(|(before, _)| *before <= began) {
+            *latest = Some((began, entries.clone()));
+        }
+        entries
+    }
+}
+
 /// The models of a server by name. Models that a [`ModelLoader`] knows are loaded when the first request for them comes.
 #[derive(Clone, Default)]
 pub struct ModelRegistry {
     loader: Option<Arc<dyn ModelLoader>>,
     policy: ModelPolicy,
     slots: Arc<Mutex<BTreeMap<String, Slot>>>,
+    found: Arc<FoundEntries>,
     /// All models that were loaded, as long as somebody uses them.
     used: Arc<Mutex<Vec<Weak<ServedModel>>>>,
     /// The counters of all models that were loaded, by name: they go on when a model is loaded again.
@@ -120,14 +156,16 @@ impl ModelRegistry {
     }
 
     /// The models that are loaded.
-    pub fn loaded(&self) -> Vec<Arc<ServedModel>> {
-        self.lock().values().filter_map(Slot::served).cloned().collect()
+    pub fn loaded(&self) -> Vec<ObservedModel> {
+        self.lock().values().filter_map(Slot::served).map(ObservedModel::of).collect()
     }
 
     /// The models that answer requests, those included that were unloaded meanwhile.
-    pub(crate) fn in_use(&self) -> Vec<Arc<ServedModel>> {
+    pub(crate) fn in_use(&self) -> Vec<ObservedModel> {
+        // Under which idle models are chosen: until an observer is counted, it is taken for a user.
+        let _slots = self.lock();
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        used.iter().filter_map(Weak::upgrade).collect()
+        used.iter().filter_map(Weak::upgrade).map(ObservedModel::new).collect()
     }
 
     /// The counters of a model, which are those of its earlier loads.
@@ -148,7 +186,33 @@ impl ModelRegistry {
         used.push(Arc::downgrade(served));
     }
 
-    /// All models, loaded or not, by name.
+    /// Looks for the models that can be loaded, beside the threads that serve connections, unless that was done a moment ago.
+    pub async fn refresh(&self) {
+        let now = Instant::now();
+        self.refresh_since(now.checked_sub(ENTRIES_KEPT).unwrap_or(now)).await;
+    }
+
+    /// The same for a model of this name, whose file may have come a moment ago.
+    async fn refresh_for(&self, name: &str) {
+        let asked = Instant::now();
+        self.refresh().await;
+        if spelled(name, &self.known()).is_none() {
+            self.refresh_since(asked).await;
+        }
+    }
+
+    /// Looks for them unless that was done since then.
+    async fn refresh_since(&self, time: Instant) {
+        let Some(loader) = self.loader.as_ref().filter(|_| self.found.since(time).is_none()) else { return };
+        let _turn = self.found.turn.lock().await;
+        if self.found.since(time).is_none() {
+            let (loader, found) = (Arc::clone(loader), Arc::clone(&self.found));
+            // If it fails, whoever needs them looks again.
+            let _ = tokio::task::spawn_blocking(move || found.look(&*loader).len()).await;
+        }
+    }
+
+    /// All models, loaded or not, by name. [`ModelRegistry::refresh`] before it makes it quick.
     pub fn list(&self) -> Vec<ListedModel> {
         let mut all: BTreeMap<String, ListedModel> = BTreeMap::new();
         for entry in self.entries() {
@@ -179,7 +243,7 @@ impl ModelRegistry {
                     listed.state = ModelState::Loaded;
                     let left = keep_alive.map(|time| time.saturating_sub(served.last_used().elapsed()));
                     listed.expires = left.and_then(|left| SystemTime::now().checked_add(left));
-                    listed.served = Some(Arc::clone(served));
+                    listed.served = Some(ObservedModel::of(served));
                 }
             }
             all.insert(name.clone(), listed);
@@ -193,16 +257,28 @@ impl ModelRegistry {
     /// # Errors
     /// There is no model of that name, or it cannot be loaded now.
     pub async fn find(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
-        let name = self.resolve(name)?;
+        let name = self.resolve(name).await?;
         self.load(&name).await
+    }
+
+    /// The model that a request names, if it is loaded: whoever only looks at models loads none, for which others might have to go.
+    ///
+    /// # Errors
+    /// There is no model of that name, or it is not loaded.
+    pub async fn find_loaded(&self, name: Option<&str>) -> Result<ObservedModel, ApiError> {
+        let name = self.resolve(name).await?;
+        let found = self.lock().get(&name).and_then(Slot::served).map(ObservedModel::of);
+        let message =
+            || format!("{name} is not loaded; a request for an answer or POST /models/load loads it");
+        found.ok_or_else(|| ApiError::new(ErrorKind::Unavailable, message()))
     }
 
     /// What is known of the model that a request names, which is not loaded for that.
     ///
     /// # Errors
     /// There is no model of that name.
-    pub fn describe(&self, name: Option<&str>) -> Result<ListedModel, ApiError> {
-        let name = self.resolve(name)?;
+    pub async fn describe(&self, name: Option<&str>) -> Result<ListedModel, ApiError> {
+        let name = self.resolve(name).await?;
         let found = self.list().into_iter().find(|listed| listed.name == name);
         found.ok_or_else(|| ApiError::model_not_found(&name))
     }
@@ -212,6 +288,7 @@ impl ModelRegistry {
     /// # Errors
     /// There is no model of that name, or it cannot be loaded now.
     pub async fn load_named(&self, name: &str) -> Result<Arc<ServedModel>, ApiError> {
+        self.refresh_for(name).await;
         let name = self.named(name)?;
         self.load(&name).await
     }
@@ -229,7 +306,7 @@ impl ModelRegistry {
                         served.touch();
                         return Ok(Arc::clone(served));
                     }
-                    Some(reason) if self.loader.is_none() => {
+                    Some(reason) if !self.can_load_again() => {
                         return Err(ApiError::new(
                             ErrorKind::Unavailable,
                             format!("the model {name} cannot be used any more: {reason}; restart the server"),
@@ -269,7 +346,9 @@ impl ModelRegistry {
             let (worker, wanted) = (registry.clone(), name.clone());
             let work = move || {
                 // A model whose device was lost goes first.
-                drop(before);
+                if let Some(Slot::Loaded { served, .. }) = before {
+                    ServedModel::free(served);
+                }
                 worker.load_now(&wanted)
             };
             let result = tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
@@ -282,7 +361,7 @@ impl ModelRegistry {
     }
 
     fn note(&self, name: &str, result: Result<ServedModel, ApiError>) -> LoadResult {
-        let keep_alive = self.policy.keep_alive;
+        let keep_alive = self.policy.keep_alive.filter(|_| self.policy.stays.is_none());
         let mut slots = self.lock();
         match result {
             Ok(mut model) => {
@@ -360,9 +439,15 @@ impl ModelRegistry {
         }
     }
 
+    /// Whether a model that is loaded can be unloaded and loaded again.
+    fn can_load_again(&self) -> bool {
+        self.loader.is_some() && self.policy.stays.is_none()
+    }
+
     /// Whether a model could make room.
     fn has_idle(&self) -> bool {
-        self.lock().values().filter_map(Slot::served).any(|served| Arc::strong_count(served) == 1)
+        self.policy.stays.is_none()
+            && self.lock().values().filter_map(Slot::served).any(ObservedModel::is_idle)
     }
 
     /// Loads a model again that made room in vain, unless somebody did so meanwhile.
@@ -378,11 +463,14 @@ impl ModelRegistry {
     /// Unloads the idle model that was used least recently, and returns its name and how long it would have been kept. `None` if
     /// none is idle.
     fn unload_idle(&self) -> Option<(String, Option<Duration>)> {
+        if self.policy.stays.is_some() {
+            return None;
+        }
         let model = {
             let mut slots = self.lock();
             let idle = slots.iter().filter_map(|(name, slot)| {
                 // Whoever uses it has a reference, and gets one under this lock only.
-                slot.served().filter(|served| Arc::strong_count(served) == 1).map(|served| (name, served))
+                slot.served().filter(|served| ObservedModel::is_idle(served)).map(|served| (name, served))
             });
             let oldest = idle.min_by_key(|(_, served)| served.last_used()).map(|(name, _)| name.clone());
             oldest.and_then(|name| slots.remove_entry(&name))
@@ -390,7 +478,11 @@ impl ModelRegistry {
         let (name, slot) = model?;
         slot.log_unload();
         match slot {
-            Slot::Loaded { keep_alive, .. } => Some((name, keep_alive)),
+            Slot::Loaded { served, keep_alive } => {
+                // The next model needs its memory.
+                ServedModel::free(served);
+                Some((name, keep_alive))
+            }
             Slot::Loading { .. } | Slot::Failed(_) => None,
         }
     }
@@ -400,9 +492,13 @@ impl ModelRegistry {
     /// exact, but for a tag or the end of a file's name.
     ///
     /// # Errors
-    /// There is no such model.
+    /// There is no such model, or models [stay](ModelPolicy::stays).
     pub fn unload(&self, name: &str) -> Result<(), ApiError> {
         let name = self.named(name)?;
+        if let Some(reason) = self.policy.stays {
+            let message = format!("the model {name} is not unloaded: {reason}");
+            return Err(ApiError::new(ErrorKind::Unsupported, message));
+        }
         let mut slots = self.lock();
         if let Some(Slot::Loading { unload, .. }) = slots.get_mut(&name) {
             *unload = true;
@@ -413,15 +509,18 @@ impl ModelRegistry {
             drop(slots);
             if let Some(slot) = slot {
                 slot.log_unload();
-                release(slot);
             }
         }
         Ok(())
     }
 
     /// How long a loaded model is kept after its last request, from now on; `None`: for ever. With a time of 0 it is unloaded
-    /// once it is idle. The name is as in [`ModelRegistry::unload`]; that of no model changes nothing.
+    /// once it is idle. The name is as in [`ModelRegistry::unload`]; that of no model changes nothing, nor does any where models
+    /// [stay](ModelPolicy::stays).
     pub fn keep_alive(&self, name: &str, time: Option<Duration>) {
+        if self.policy.stays.is_some() {
+            return;
+        }
         let Ok(name) = self.named(name) else { return };
         if let Some(Slot::Loaded { keep_alive, .. }) = self.lock().get_mut(&name) {
             *keep_alive = time;
@@ -435,10 +534,13 @@ impl ModelRegistry {
         let mut next = Duration::from_secs(1);
         {
             let mut slots = self.lock();
-            let can_load = self.loader.is_some();
+            let (stays, can_load) = (self.policy.stays.is_some(), self.can_load_again());
             slots.retain(|name, slot| {
                 let Slot::Loaded { served, keep_alive } = slot else { return true };
-                let idle = Arc::strong_count(served) == 1;
+                if stays {
+                    return true;
+                }
+                let idle = ObservedModel::is_idle(served);
                 let left = keep_alive.map(|time| time.saturating_sub(now - served.last_used()));
                 let over = left.is_some_and(|left| left.is_zero());
                 let lost = served.failure().is_some();
@@ -456,22 +558,25 @@ impl ModelRegistry {
                 true
             });
         }
-        if !gone.is_empty() {
-            release(gone);
-        }
+        drop(gone);
         next
     }
 
     /// Why a model cannot be used until the server is restarted, if that is so.
     pub(crate) fn unusable(&self) -> Option<String> {
         let failed = |slot: &Slot| slot.served().and_then(|served| served.failure().map(str::to_owned));
-        self.lock().values().find_map(failed).filter(|_| self.loader.is_none())
+        self.lock().values().find_map(failed).filter(|_| !self.can_load_again())
     }
 
     /// The name of the model that a client means.
-    fn resolve(&self, name: Option<&str>) -> Result<String, ApiError> {
+    async fn resolve(&self, name: Option<&str>) -> Result<String, ApiError> {
         if let Some(name) = name.filter(|name| self.is_loaded(name)) {
             return Ok(name.to_owned());
+        }
+        if let Some(name) = name {
+            self.refresh_for(name).await;
+        } else {
+            self.refresh().await;
         }
         let known = self.known();
         let mut names: Vec<&String> = known.values().collect();
@@ -480,9 +585,12 @@ impl ModelRegistry {
         match (name.and_then(|name| spelled(name, &known)), names.as_slice(), name) {
             (Some(found), ..) => Ok(found.to_owned()),
             (None, [only], _) => Ok((*only).clone()),
-            (None, _, Some(name)) => Err(ApiError::model_not_found(name)),
+            (None, _, Some(name)) => Err(not_among(name, &names)),
             (None, [], None) => Err(ApiError::new(ErrorKind::Unavailable, "no model is loaded")),
-            (None, _, None) => Err(ApiError::field("model", "is required: there are several models")),
+            (None, _, None) => Err(ApiError::field(
+                "model",
+                format!("is required: there are several models ({})", listed(&names)),
+            )),
         }
     }
 
@@ -515,8 +623,12 @@ impl ModelRegistry {
         known
     }
 
+    /// The models that can be loaded, which are looked for if that was not done a moment ago.
     fn entries(&self) -> Vec<ModelEntry> {
-        self.loader.as_ref().map(|loader| loader.entries()).unwrap_or_default()
+        let Some(loader) = &self.loader else { return Vec::new() };
+        let now = Instant::now();
+        let kept = self.found.since(now.checked_sub(ENTRIES_KEPT).unwrap_or(now));
+        kept.unwrap_or_else(|| self.found.look(&**loader))
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
@@ -539,16 +651,25 @@ impl Slot {
     }
 }
 
+/// There is no model of this name among several.
+fn not_among(name: &str, names: &[&String]) -> ApiError {
+    let error = ApiError::model_not_found(name);
+    match names {
+        [] => error,
+        names => ApiError { message: format!("{}; there are {}", error.message, listed(names)), ..error },
+    }
+}
+
+/// The names of models, of many the first.
+fn listed(names: &[&String]) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<&str> = names.iter().take(SHOWN).map(|name| name.as_str()).collect();
+    let more = if names.len() > SHOWN { ", …" } else { "" };
+    format!("{}{more}", shown.join(", "))
+}
+
 /// Which of the known names a client means: Ollama's clients add a tag, and others name the file.
 fn spelled<'k>(name: &str, known: &'k BTreeMap<String, String>) -> Option<&'k str> {
     let bare = name.strip_suffix(":latest").or(name.strip_suffix(".gguf"));
     known.get(name).or_else(|| known.get(bare?)).map(String::as_str)
-}
-
-/// Frees a model beside the threads that serve connections: that waits for its step.
-fn release(models: impl Send + 'static) {
-    match tokio::runtime::Handle::try_current() {
-        Ok(runtime) => drop(runtime.spawn_blocking(move || drop(models))),
-        Err(_) => drop(models),
-    }
 }

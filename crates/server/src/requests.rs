@@ -43,6 +43,14 @@ pub fn parse(path: &str, body: &JsonBody, served: &Arc<ServedModel>) -> Result<V
     })
 }
 
+/// Reads the body of `/lora-adapters`, which is a list.
+///
+/// # Errors
+/// It names adapters, or is something else.
+pub fn check_adapters(bytes: &[u8]) -> Result<(), ApiError> {
+    llama_server::properties::check_adapters(&crate::body::parse_value(bytes)?)
+}
+
 /// The tokens of the prompts or texts that a request of one of [`paths`] has; none for one that names a model alone.
 ///
 /// # Errors

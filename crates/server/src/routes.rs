@@ -15,6 +15,7 @@ use crate::dialects::{Dialect, anthropic, llama_server, ollama, openai};
 use crate::error::{ApiError, ErrorKind};
 use crate::openapi::schema::any_object;
 use crate::openapi::{Answer, DescribedRoutes, Group, Operation};
+use crate::operation::auth::Keys;
 use crate::{page, passage, status};
 
 /// All routes with their descriptions.
@@ -41,7 +42,9 @@ pub(crate) fn described() -> DescribedRoutes {
 /// The server's routes.
 pub(crate) fn router(app: &Arc<App>) -> Router {
     let described = described();
-    let document = Bytes::from(described.document(|path| Dialect::of_path(path).error_schema()).to_string());
+    let prefix = &app.interface().prefix;
+    let document = described.document(prefix, |path| Dialect::of_path(path).error_schema());
+    let document = Bytes::from(document.to_string());
     let openapi = move || async move { ([(header::CONTENT_TYPE, "application/json")], document) };
     let routes = Router::new()
         .merge(page::routes())
@@ -77,7 +80,23 @@ async fn not_found(request: Request) -> ApiError {
         );
         return ApiError::new(ErrorKind::Unsupported, message);
     }
-    ApiError::new(ErrorKind::NotFound, "File Not Found")
+    if let Some((_, instead)) = ABSENT.iter().find(|(absent, _)| is_below(path, absent)) {
+        return ApiError::new(ErrorKind::Unsupported, format!("{path} is not supported: {instead}"));
+    }
+    ApiError::new(ErrorKind::NotFound, format!("no route {} {}", request.method(), path))
+}
+
+/// Routes of llama-server that are not there, with what there is instead. Those below them are not there either.
+const ABSENT: [(&str, &str); 4] = [
+    ("/slots", "slots are not saved one by one; prefixes are kept by --cache-ram and --cache-file"),
+    ("/v1/stream", "a client that lost its connection asks again, and finds its prompt in the KV cache"),
+    ("/v1/streams", "a client that lost its connection asks again, and finds its prompt in the KV cache"),
+    ("/v1/chat/completions/control", "a client that closes its connection ends its answer"),
+];
+
+/// Whether a path is another one, or one below it.
+fn is_below(path: &str, other: &str) -> bool {
+    path.strip_prefix(other).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 async fn wrong_method(request: Request) -> ApiError {
@@ -107,11 +126,14 @@ async fn check_key(
     let public = PUBLIC.contains(&path) || request.method() == Method::OPTIONS || page::is_asset(path);
     match app.keys().caller(request.headers()) {
         Some(caller) => {
-            request.extensions_mut().insert(caller);
+            request.extensions_mut().insert(caller.with_answer_memory(app.answer_memory()));
         }
         None if public => {}
         None => {
-            let message = "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY";
+            let message = match Keys::are_in(request.headers()) {
+                true => "invalid API key",
+                false => "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY",
+            };
             return Err(ApiError::new(ErrorKind::Authentication, message));
         }
     }

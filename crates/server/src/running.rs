@@ -1,36 +1,32 @@
 //! Requests that are being answered: their events as they happen. Dropping them cancels them.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
 use quadriga_llm::sampling::SamplingOptions;
-use quadriga_llm::serving::{Event, EventSink, Request, RequestId, TokenLogprobs};
+use quadriga_llm::serving::{Event, EventSink, Request, RequestId};
 use quadriga_llm::{Finish, tools};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::answer_tokens::{AnswerToken, HeldTokens, TokenPart};
+use crate::answer_meter::AnswerMeter;
+use crate::answer_tokens::HeldTokens;
 use crate::call::new_id;
 use crate::error::{ApiError, ErrorKind};
-use crate::generation::{
-    AnswerSection, Choice, Delta, Done, FinishReason, GenerationEvent, ToolCallPiece, WholeToolCall,
-};
+use crate::generation::{Delta, Done, FinishReason, GenerationEvent, ToolCallPiece};
+use crate::held_answers::{HeldAnswers, Overflow};
 use crate::model::{FlightOptions, InFlightGuard, ServedModel};
 use crate::operation::caller::{CallerUse, TokenNeed};
 use crate::prompt::Prepared;
 use crate::reasoning_output::ReasoningPlace;
+use crate::whole_answers::{Collection, WholeAnswers};
 
-/// The most tokens that wait for a client to read them, beyond what buffers of the connection hold. One that reads no more has its
-/// answer ended: its sequence is for others then.
-pub const MAX_UNREAD: usize = 2048;
+pub use crate::held_answers::MAX_UNREAD;
 
 /// Requests that are being answered.
 pub struct Running {
     served: Arc<ServedModel>,
     events: mpsc::UnboundedReceiver<(usize, Sent)>,
-    /// Tokens that were generated and are not taken yet.
-    unread: Arc<AtomicUsize>,
+    held: Arc<HeldAnswers>,
     choices: Vec<RunningChoice>,
     prompts: Vec<Vec<u32>>,
     usage: CallerUse,
@@ -40,8 +36,8 @@ pub struct Running {
 /// What the engine's thread tells.
 enum Sent {
     Event(Event),
-    /// Too many tokens wait, and the answer was ended.
-    Unread,
+    /// There was no room for more of the answer, which was ended.
+    Ended(Overflow),
 }
 
 struct RunningChoice {
@@ -91,63 +87,40 @@ impl Running {
                 open.filter(|request| request.max_tokens.is_none()),
             );
         }
-        check_room(served, prepared.iter().map(|prepared| prepared.requests.len()).sum())?;
-        let mut running = Running {
-            served: Arc::clone(served),
-            events,
-            unread: Arc::default(),
-            choices: Vec::new(),
-            prompts: Vec::new(),
-            usage,
-            failed: false,
-        };
-        for Prepared { mut requests, stops, prompt, reasoning, slot } in prepared {
+        let answers = prepared.iter().map(|prepared| prepared.requests.len()).sum();
+        check_room(served, answers)?;
+        let streamed = prepared.iter().any(|prepared| prepared.streamed);
+        let held = Arc::new(HeldAnswers::new(usage.answer_memory(), streamed, answers));
+        let (mut all, mut choices, mut prompts) = (Vec::new(), Vec::new(), Vec::new());
+        for Prepared { requests, stops, prompt, reasoning, slot, .. } in prepared {
             let control_text = requests.iter().any(|request| request.rules.control_text);
             let stops = Arc::new(stops);
-            let first = running.choices.len();
-            let flights: Vec<_> = requests
-                .iter()
-                .map(|request| served.note_in_flight(prompt.len(), Some(flight_options(request)), slot))
-                .collect();
-            let mut submission = Submission { served: Arc::clone(served), requests: requests.len() };
-            let unread = &running.unread;
-            let sinks = flights
-                .iter()
-                .zip(first..)
-                .zip(&mut requests)
-                .map(|((flight, choice), request)| {
-                    // What is computed counts, whoever else wants to know.
-                    let progress = std::mem::replace(&mut request.progress, true);
-                    sink(served, flight, choice, progress, unread, &sender)
-                })
-                .collect::<Vec<_>>();
-            let requests: Vec<(Request, EventSink)> = requests.into_iter().zip(sinks).collect();
-            let (reply, accepted) = oneshot::channel();
-            let lease = Arc::downgrade(served);
-            served
-                .service()?
-                .submit_to(requests, move |ids| {
-                    let accepted = ids.map(|ids| Accepted { served: lease, ids });
-                    // If nobody hears of them, the engine drops them itself.
-                    reply.send(accepted).map_err(|unheard| unheard.map(Accepted::take)).is_ok()
-                })
-                .map_err(|_| served.note_stopped())?;
-            let accepted = accepted.await;
-            // Whatever the answer is, somebody was there to hear it.
-            submission.requests = 0;
-            let ids = accepted.map_err(|_| served.note_stopped())??.take();
-            running.choices.extend(ids.into_iter().zip(flights).map(|(id, flight)| RunningChoice {
-                id: Some(id),
-                stops: Arc::clone(&stops),
-                control_text,
-                calls: 0,
-                held: HeldTokens::default(),
-                reasoning: reasoning.clone(),
-                flight,
-            }));
-            running.prompts.push(prompt);
+            let mut answers: Vec<(Request, EventSink)> = Vec::with_capacity(requests.len());
+            for mut request in requests {
+                let flight = served.note_in_flight(prompt.len(), Some(flight_options(&request)), slot);
+                // What is computed counts, whoever else wants to know.
+                let progress = std::mem::replace(&mut request.progress, true);
+                let sink = sink(served, &flight, choices.len(), progress, &held, &sender);
+                answers.push((request, sink));
+                choices.push(RunningChoice {
+                    id: None,
+                    stops: Arc::clone(&stops),
+                    control_text,
+                    calls: 0,
+                    held: HeldTokens::default(),
+                    reasoning: reasoning.clone(),
+                    flight,
+                });
+            }
+            all.push(answers);
+            prompts.push(prompt);
         }
-        Ok(running)
+        let ids = submit(served, all, answers).await?;
+        for (choice, id) in choices.iter_mut().zip(ids) {
+            choice.id = Some(id);
+        }
+        let served = Arc::clone(served);
+        Ok(Running { served, events, held, choices, prompts, usage, failed: false })
     }
 
     /// The model that answers.
@@ -201,35 +174,13 @@ impl Running {
     }
 
     /// Waits for the whole answers.
-    pub async fn finish(mut self) -> Result<Vec<Choice>, ApiError> {
-        let empty = |choice: &RunningChoice| ChoiceParts {
-            control_text: choice.control_text,
-            ..ChoiceParts::default()
-        };
-        let mut parts: Vec<ChoiceParts> = self.choices.iter().map(empty).collect();
+    pub async fn finish(mut self) -> Result<WholeAnswers, ApiError> {
+        let control_text = self.choices.iter().map(|choice| choice.control_text);
+        let mut collection = Collection::new(control_text, Arc::clone(&self.held));
         while let Some(event) = self.next().await {
-            match event {
-                GenerationEvent::Failed(error) => return Err(error),
-                GenerationEvent::Progress { .. } => {}
-                GenerationEvent::PromptLogprobs { choice, logprobs } => {
-                    if let Some(part) = parts.get_mut(choice) {
-                        part.prompt_logprobs = Some(logprobs);
-                    }
-                }
-                GenerationEvent::Delta(delta) => {
-                    if let Some(part) = parts.get_mut(delta.choice) {
-                        part.add(delta);
-                    }
-                }
-                GenerationEvent::Done(done) => {
-                    if let Some(part) = parts.get_mut(done.choice) {
-                        part.done = Some(done);
-                    }
-                }
-            }
+            collection.add(event)?;
         }
-        let missing = || ApiError::new(ErrorKind::Internal, "an answer has no end");
-        parts.into_iter().map(|part| part.choice().ok_or_else(missing)).collect()
+        collection.finish()
     }
 
     fn has_ended(&self) -> bool {
@@ -243,24 +194,25 @@ impl Running {
 
     fn take(&mut self, choice: usize, sent: Sent) -> Option<GenerationEvent> {
         let running = self.choices.get_mut(choice)?;
-        let Sent::Event(event) = sent else {
-            running.end_early(&self.usage);
-            self.served.metrics.note_cancelled();
-            let message = format!(
-                "{MAX_UNREAD} tokens waited for a client that did not read them, and the answer was ended"
-            );
-            return Some(self.fail(ApiError::new(ErrorKind::Unavailable, message)));
+        let event = match sent {
+            Sent::Event(event) => event,
+            Sent::Ended(overflow) => {
+                running.end_early(&self.usage);
+                self.served.metrics.note_cancelled();
+                let error = self.held.error(overflow);
+                return Some(self.fail(error));
+            }
         };
+        self.held.take(choice, &event);
         let slot = running.flight.entry.slot.number().unwrap_or(0);
         Some(match event {
-            Event::Progress { cached, computed } => {
+            Event::Progress { cached, computed, .. } => {
                 GenerationEvent::Progress { choice, cached, computed, slot }
             }
             Event::Prompt { logprobs } => GenerationEvent::PromptLogprobs { choice, logprobs },
             // Of requests for embeddings, which are not among these.
             Event::Embedding { .. } => return None,
             Event::Token { piece, logprobs } => {
-                self.unread.fetch_sub(1, Ordering::Relaxed);
                 let bytes = self.served.text_bytes(piece.token, running.control_text);
                 let tokens = running.held.add(&bytes, &piece, logprobs);
                 let calls = !piece.tool_calls.is_empty();
@@ -365,6 +317,28 @@ fn check_room(served: &ServedModel, answers: usize) -> Result<(), ApiError> {
     }
 }
 
+/// Gives the engine all prompts with their answers at once, and waits until it has accepted them: none of them is computed before
+/// the others are there.
+async fn submit(
+    served: &Arc<ServedModel>,
+    prompts: Vec<Vec<(Request, EventSink)>>,
+    answers: usize,
+) -> Result<Vec<RequestId>, ApiError> {
+    let mut submission = Submission { served: Arc::clone(served), requests: answers };
+    let (reply, accepted) = oneshot::channel();
+    let lease = Arc::downgrade(served);
+    let submitted = served.service()?.submit_prompts_to(prompts, move |ids| {
+        let accepted = ids.map(|ids| Accepted { served: lease, ids });
+        // If nobody hears of them, the engine drops them itself.
+        reply.send(accepted).map_err(|unheard| unheard.map(Accepted::take)).is_ok()
+    });
+    submitted.map_err(|_| served.note_stopped())?;
+    let accepted = accepted.await;
+    // Whatever the answer is, somebody was there to hear it.
+    submission.requests = 0;
+    Ok(accepted.map_err(|_| served.note_stopped())??.take())
+}
+
 /// Requests that the engine has not accepted yet: if their client goes away before that, they are counted as cancelled. The engine
 /// drops them when it sees that nobody waits for its word.
 struct Submission {
@@ -419,89 +393,27 @@ impl Drop for Running {
     }
 }
 
-/// Sends events on, and counts tokens.
+/// Sends events on, and counts what they tell.
 fn sink(
     served: &Arc<ServedModel>,
     flight: &InFlightGuard,
     choice: usize,
     progress: bool,
-    unread: &Arc<AtomicUsize>,
+    held: &Arc<HeldAnswers>,
     sender: &mpsc::UnboundedSender<(usize, Sent)>,
 ) -> EventSink {
-    let unread = Arc::clone(unread);
-    let (metrics, entry) = (Arc::clone(&served.metrics), Arc::clone(&flight.entry));
-    let (sender, mut last) = (sender.clone(), None);
+    let mut meter = AnswerMeter::new(&served.metrics, &flight.entry);
+    let (held, sender) = (Arc::clone(held), sender.clone());
     Box::new(move |event| {
-        match event {
-            Event::Finished(_) | Event::Failed(_) => entry.slot.end(),
-            _ => entry.slot.begin(),
+        meter.note(&event);
+        if matches!(event, Event::Progress { .. }) && !progress {
+            return !sender.is_closed();
         }
-        if let Event::Progress { computed, .. } = event {
-            entry.computed.store(computed, Ordering::Relaxed);
-            if !progress {
-                return !sender.is_closed();
-            }
-        }
-        if matches!(event, Event::Token { .. }) {
-            entry.generated.fetch_add(1, Ordering::Relaxed);
-            let now = Instant::now();
-            metrics.note_token(last.map(|last| now - last));
-            last = Some(now);
-            if unread.fetch_add(1, Ordering::Relaxed) >= MAX_UNREAD {
-                // False: the engine ends it.
-                let _ = sender.send((choice, Sent::Unread));
-                return false;
-            }
+        if let Err(overflow) = held.add(choice, &event) {
+            // False: the engine ends it.
+            let _ = sender.send((choice, Sent::Ended(overflow)));
+            return false;
         }
         sender.send((choice, Sent::Event(event))).is_ok()
     })
-}
-
-/// An answer that is being collected.
-#[derive(Default)]
-struct ChoiceParts {
-    text: String,
-    reasoning: String,
-    tool_calls: Vec<WholeToolCall>,
-    sections: Vec<AnswerSection>,
-    tokens: Vec<AnswerToken>,
-    prompt_logprobs: Option<Vec<TokenLogprobs>>,
-    generated: Vec<u32>,
-    control_text: bool,
-    done: Option<Done>,
-}
-
-impl ChoiceParts {
-    fn add(&mut self, delta: Delta) {
-        self.generated.push(delta.token);
-        delta.parts().into_iter().for_each(|part| AnswerSection::add(&mut self.sections, part));
-        self.text.push_str(&delta.text);
-        self.reasoning.push_str(&delta.reasoning);
-        WholeToolCall::add(&mut self.tool_calls, delta.tool_calls);
-        let new = delta.tokens.iter().filter(|token| token.part == TokenPart::Text).count();
-        let text = self.sections.iter_mut().rev().find_map(|section| match section {
-            AnswerSection::Text { tokens, .. } => Some(tokens),
-            _ => None,
-        });
-        if let Some(tokens) = text {
-            *tokens += new;
-        }
-        self.tokens.extend(delta.tokens);
-    }
-
-    fn choice(mut self) -> Option<Choice> {
-        let mut done = self.done?;
-        self.tokens.append(&mut done.tokens);
-        Some(Choice {
-            text: self.text,
-            reasoning: self.reasoning,
-            tool_calls: self.tool_calls,
-            sections: self.sections,
-            tokens: self.tokens,
-            prompt_logprobs: self.prompt_logprobs,
-            generated: self.generated,
-            control_text: self.control_text,
-            done,
-        })
-    }
 }

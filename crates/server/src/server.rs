@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -128,6 +129,7 @@ impl Server {
             places: Arc::new(Semaphore::new(limits.connections)),
             app: Arc::clone(&self.app),
             stopped: stopped.clone(),
+            failing: AtomicBool::new(false),
         };
         let sweeping = tokio::spawn(sweep(Arc::clone(&self.app)));
         let mut connections = JoinSet::new();
@@ -184,6 +186,8 @@ struct Acceptor {
     places: Arc<Semaphore>,
     app: Arc<App>,
     stopped: StopSignal,
+    /// Whether the last connection was not accepted, which is in the log then.
+    failing: AtomicBool,
 }
 
 impl Acceptor {
@@ -193,6 +197,7 @@ impl Acceptor {
         let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((socket, peer)) => {
+                self.failing.store(false, Ordering::Relaxed);
                 let socket = TimedIo::new(socket, self.app.limits().write_time);
                 let (router, app, stopped) =
                     (self.router.clone(), Arc::clone(&self.app), self.stopped.clone());
@@ -205,7 +210,9 @@ impl Acceptor {
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection was not accepted");
+                if !self.failing.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(%error, "connections are not accepted");
+                }
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }

@@ -1,10 +1,11 @@
 //! What the server is doing: `/health`, `/status`, `/metrics`, and pictures of the plan.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
@@ -49,13 +50,9 @@ pub(crate) fn routes() -> DescribedRoutes {
         .get(
             &["/plan.svg"],
             plan_svg,
-            get("planSvg", "The plan of the loaded model as a drawing", Answer::Text("image/svg+xml")),
+            get("planSvg", "The plan of a loaded model as a drawing", Answer::Text("image/svg+xml")),
         )
-        .get(
-            &["/plan"],
-            plan,
-            get("plan", "The plan of the loaded model as a page", Answer::Text("text/html")),
-        )
+        .get(&["/plan"], plan, get("plan", "The plan of a loaded model as a page", Answer::Text("text/html")))
         .post(
             &["/models/load"],
             load_model,
@@ -109,6 +106,7 @@ fn model_schema() -> Value {
     });
     answer(json!({
         "model": text(),
+        "created": count(),
         "context": count(),
         "steps": count(),
         "running": count(),
@@ -140,6 +138,7 @@ async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
 }
 
 async fn status(State(app): State<Arc<App>>) -> Json<Value> {
+    app.models().refresh().await;
     let models = app.models().loaded();
     let all: Vec<Value> = models.iter().map(|served| model_status(served)).collect();
     let unloaded = app.models().list().into_iter().filter(|listed| listed.served.is_none());
@@ -166,8 +165,8 @@ fn model_status(served: &ServedModel) -> Value {
         .iter()
         .map(|(number, flight)| {
             let generated = flight.generated.load(Ordering::Relaxed);
-            // The engine does not say which of them wait.
-            let running = generated > 0 || state.waiting == 0;
+            // Those whose prompt is being computed have a slot, too.
+            let running = flight.slot.number().is_some();
             json!({
                 "id": number,
                 "state": if running { "running" } else { "waiting" },
@@ -179,6 +178,7 @@ fn model_status(served: &ServedModel) -> Value {
         .collect();
     json!({
         "model": served.name,
+        "created": served.created,
         "context": served.context(),
         "steps": state.steps,
         "running": state.running,
@@ -232,12 +232,16 @@ async fn load_model(call: Call) -> Result<Json<Value>, ApiError> {
 
 /// Unloads the model that the body names; answers that it is generating are finished.
 async fn unload_model(call: Call) -> Result<Json<Value>, ApiError> {
+    call.app.models().refresh().await;
     call.app.models().unload(named_model(&call.fields())?)?;
     Ok(Json(json!({ "success": true })))
 }
 
-async fn plan_svg(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    let pictures = pictures(&app)?;
+/// The part of a URL behind `?`.
+type QueryFields = Query<BTreeMap<String, String>>;
+
+async fn plan_svg(State(app): State<Arc<App>>, query: QueryFields) -> Result<Response, ApiError> {
+    let pictures = pictures(&app, &query).await?;
     // A picture that is opened by itself may style itself, and nothing else.
     let headers = [
         (header::CONTENT_TYPE, "image/svg+xml"),
@@ -246,8 +250,8 @@ async fn plan_svg(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     Ok((headers, pictures.svg).into_response())
 }
 
-async fn plan(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    let pictures = pictures(&app)?;
+async fn plan(State(app): State<Arc<App>>, query: QueryFields) -> Result<Response, ApiError> {
+    let pictures = pictures(&app, &query).await?;
     let headers = [
         (header::CONTENT_TYPE, "text/html; charset=utf-8"),
         (
@@ -258,7 +262,12 @@ async fn plan(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     Ok((headers, pictures.html).into_response())
 }
 
-fn pictures(app: &App) -> Result<PlanPictures, ApiError> {
-    let found = app.models().loaded().iter().find_map(|served| served.pictures.clone());
+/// Those of the model that `?model=` names, or of the first one that has some.
+async fn pictures(app: &App, query: &QueryFields) -> Result<PlanPictures, ApiError> {
+    let models = match query.get("model") {
+        Some(name) => app.models().describe(Some(name)).await?.served.into_iter().collect(),
+        None => app.models().loaded(),
+    };
+    let found = models.iter().find_map(|served| served.pictures.clone());
     found.ok_or_else(|| ApiError::new(ErrorKind::NotFound, "there is no picture of the plan"))
 }

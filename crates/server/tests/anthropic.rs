@@ -306,3 +306,102 @@ fn strict_tools_have_schemas_that_can_be_enforced() {
     assert_eq!(ask(json!("yes")).status, 400);
     ask(Value::Null).ok();
 }
+
+/// The SDKs read the identifier of a request under Anthropic's name of the header.
+#[test]
+fn the_identifier_of_a_request_has_both_names() {
+    let server = TestServer::start();
+    let body = json!({ "messages": [{ "role": "user", "content": "x" }], "max_tokens": 1 });
+    for (path, body) in
+        [("/v1/messages", &body), ("/v1/messages/count_tokens", &body), ("/v1/messages", &json!({}))]
+    {
+        let answer = server.post(path, body);
+        assert!(answer.header("request-id").is_some(), "{path}");
+        assert_eq!(answer.header("request-id"), answer.header("x-request-id"), "{path}");
+    }
+    assert_eq!(server.get("/health").header("request-id"), None);
+}
+
+/// Claude Code knows by these words that it has to shorten the conversation.
+#[test]
+fn prompts_that_are_too_long_are_refused_in_words_of_anthropic() {
+    let server = TestServer::start();
+    let long = json!([{ "role": "user", "content": "x y ".repeat(CONTEXT) }]);
+    let refused = server.post("/v1/messages", &with(hello(), json!({ "messages": long })));
+    assert_eq!((refused.status, &refused.json()["error"]["type"]), (400, &json!("invalid_request_error")));
+    let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+    let (start, rest) = message.split_once(" maximum").unwrap();
+    let numbers = start.strip_prefix("prompt is too long: ").unwrap().split_once(" tokens > ").unwrap();
+    let (tokens, most): (usize, usize) = (numbers.0.parse().unwrap(), numbers.1.parse().unwrap());
+    assert!(tokens > most && most == CONTEXT, "{message}");
+    assert!(rest.contains("maximum context length") && rest.contains("context_length_exceeded"), "{message}");
+    let others = json!({ "messages": [{ "role": "user", "content": "x y ".repeat(CONTEXT) }] });
+    assert!(!server.post("/v1/chat/completions", &others).text().contains("prompt is too long"));
+}
+
+/// What Anthropic's servers did in a conversation is left out, and tools that a search has found are named.
+#[test]
+fn blocks_of_server_tools_are_understood() {
+    let server = TestServer::start();
+    let tokens = |messages: Value| {
+        let body = json!({ "model": "x", "messages": messages });
+        server.post("/v1/messages/count_tokens", &body).ok()["input_tokens"].clone()
+    };
+    let user = |content: Value| json!({ "role": "user", "content": content });
+    let assistant = |content: Value| json!({ "role": "assistant", "content": content });
+    let text = json!({ "type": "text", "text": "found it" });
+    let mut searched = vec![text.clone()];
+    for (kind, content) in [
+        ("server_tool_use", json!({ "query": "x" })),
+        ("web_search_tool_result", json!([{ "type": "web_search_result", "url": "x" }])),
+        ("code_execution_tool_result", json!({ "type": "code_execution_result" })),
+        ("mcp_tool_use", json!({})),
+        ("mcp_tool_result", json!([])),
+    ] {
+        searched
+            .push(json!({ "type": kind, "id": "s1", "name": "x", "tool_use_id": "s1", "content": content }));
+    }
+    let plain = tokens(json!([user(json!("hi")), assistant(json!([text])), user(json!("and?"))]));
+    assert_eq!(tokens(json!([user(json!("hi")), assistant(searched.into()), user(json!("and?"))])), plain);
+    let call = assistant(json!([{ "type": "tool_use", "id": "t1", "name": "find", "input": {} }]));
+    let result =
+        |content: Value| user(json!([{ "type": "tool_result", "tool_use_id": "t1", "content": content }]));
+    let references = json!([{ "type": "tool_reference", "tool_name": "Read" }, { "type": "tool_reference", "tool_name": "Write" }]);
+    assert_eq!(
+        tokens(json!([user(json!("hi")), call, result(references)])),
+        tokens(json!([
+            user(json!("hi")),
+            call,
+            result(json!("Tool available: Read\nTool available: Write"))
+        ]))
+    );
+    let unknown = json!({ "model": "x", "messages": [user(json!([{ "type": "picture" }]))] });
+    assert_eq!(server.post("/v1/messages/count_tokens", &unknown).status, 400);
+}
+
+/// Clients of Anthropic read other fields of models.
+#[test]
+fn models_have_the_fields_of_anthropic_if_its_header_is_there() {
+    let server = TestServer::start();
+    let get = |path: &str| {
+        let head = format!(
+            "GET {path} HTTP/1.1\r\nhost: localhost\r\nanthropic-version: 2023-06-01\r\nconnection: close\r\n\r\n"
+        );
+        let text = String::from_utf8(server.client().raw(head.as_bytes())).unwrap();
+        serde_json::from_str::<Value>(&text[text.find('{').unwrap()..=text.rfind('}').unwrap()]).unwrap()
+    };
+    let all = get("/v1/models");
+    assert_eq!(
+        (&all["has_more"], &all["first_id"], &all["last_id"]),
+        (&json!(false), &json!("small"), &json!("small"))
+    );
+    for model in [&all["data"][0], &get("/v1/models/small")] {
+        assert_eq!(
+            (&model["type"], &model["display_name"], &model["id"]),
+            (&json!("model"), &json!("small"), &json!("small"))
+        );
+        let created = model["created_at"].as_str().unwrap();
+        assert!(created.starts_with("20") && created.ends_with('Z'), "{created}");
+    }
+    assert!(server.get("/v1/models").ok()["data"][0].get("display_name").is_none());
+}

@@ -123,6 +123,97 @@ fn more_answers_than_can_wait_are_refused_at_once() {
     }
 }
 
+/// As many prompts as can run and wait are answered with the options that the server has by default, though the first answers are long
+/// complete before the last prompt has a place.
+#[test]
+fn many_prompts_are_answered_in_one_request() {
+    let mut setup = Setup::default();
+    setup.batcher.engine.sequences = 32;
+    let server = setup.start();
+    let prompts: Vec<String> = (0..512).map(|number| format!("the {number}")).collect();
+    let ask = json!({ "prompt": prompts, "max_tokens": 64, "ignore_eos": true });
+    let answer = server.post(PATH, &with(body(), ask.clone())).ok();
+    let choices = answer["choices"].as_array().unwrap();
+    let order: Vec<u64> = choices.iter().map(|choice| choice["index"].as_u64().unwrap()).collect();
+    assert_eq!(order, (0..512).collect::<Vec<u64>>());
+    assert_eq!(answer["usage"]["completion_tokens"], 512 * 64);
+    let all = server.post("/completion", &with(ask, json!({ "n_predict": 64 }))).ok();
+    assert!(all.as_array().unwrap().iter().all(|answer| answer["tokens_predicted"] == 64));
+    server.assert_idle();
+}
+
+#[test]
+fn prompts_of_a_request_begin_together() {
+    let server = TestServer::start();
+    let served = server.app.models().loaded().pop().unwrap();
+    let gate = Gate::new(&served);
+    std::thread::scope(|scope| {
+        let asks = || server.post(PATH, &with(body(), json!({ "prompt": ["a", "b", "c"] })));
+        let answer = scope.spawn(asks);
+        while served.state().running == 1 {
+            gate.step();
+        }
+        assert_eq!(served.state().running, 4);
+        drop(gate);
+        answer.join().unwrap().ok();
+    });
+}
+
+/// The memory for answers is shared, and no request takes it all.
+#[test]
+fn answers_that_take_too_much_memory_are_refused() {
+    let mut setup = Setup::default();
+    setup.limits.answer_memory = 2 << 20;
+    let server = setup.start();
+    let chat =
+        json!({ "messages": [{ "role": "user", "content": "a" }], "max_tokens": 100, "logprobs": true });
+    let many = [
+        ("/completion", json!({ "prompt": "a", "n_predict": 100, "n_probs": 50 }), "n_probs"),
+        ("/completion", json!({ "prompt": "a", "n_predict": 400, "n": 64 }), "n"),
+        (PATH, json!({ "prompt": vec!["a"; 8], "max_tokens": 100, "logprobs": 5 }), "prompt"),
+        (
+            PATH,
+            json!({ "prompt": vec!["ab".repeat(200); 2], "max_tokens": 1, "logprobs": 5, "echo": true }),
+            "prompt",
+        ),
+        ("/v1/chat/completions", with(chat, json!({ "top_logprobs": 20 })), "top_logprobs"),
+    ];
+    for (path, body, field) in &many {
+        let answer = server.post(path, body);
+        assert_eq!(answer.status, 400, "{path} {body}: {}", answer.text());
+        assert!(answer.text().contains(&format!("{field} asks for")), "{path}: {}", answer.text());
+    }
+    assert_eq!(server.get("/status").ok()["computed_tokens"], 0);
+    // Streams are read while they are generated.
+    for (path, body, _) in &many[..1] {
+        let answer = server.client().stream(path, &with(body.clone(), json!({ "stream": true }))).answer();
+        assert!(answer.events().pop().unwrap().1.contains("\"stop\":true"), "{}", answer.text());
+    }
+    // Nobody knows how long this one becomes.
+    let open = json!({ "prompt": "a", "n_probs": 50, "ignore_eos": true });
+    let answer = server.post("/completion", &open);
+    assert_eq!(answer.status, 400, "{}", answer.text());
+    assert!(answer.text().contains("before it is complete"), "{}", answer.text());
+    // What was taken is there for others.
+    for _ in 0..6 {
+        server.post("/completion", &with(open.clone(), json!({ "n_predict": 15 }))).ok();
+    }
+    server.assert_idle();
+}
+
+/// What is longer than the context is refused before anything is made of it, such as the text of its tokens.
+#[test]
+fn lists_of_too_many_tokens_are_refused_as_such() {
+    let server = TestServer::start();
+    for (path, prompt) in
+        [(PATH, json!(vec![1_000_000; 600])), ("/completion", json!([["a"], vec![1_000_000; 600]]))]
+    {
+        let answer = server.post(path, &json!({ "model": "small", "prompt": prompt, "echo": true }));
+        assert_eq!(answer.status, 400, "{}", answer.text());
+        assert!(answer.text().contains("600"), "{}", answer.text());
+    }
+}
+
 #[test]
 fn prompts_without_room_are_refused_before_one_is_computed() {
     let mut setup = Setup::default();

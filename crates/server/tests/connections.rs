@@ -48,26 +48,29 @@ fn a_dropped_request_without_a_stream_is_cancelled() {
 fn garbage_is_answered_or_cut_and_hurts_nobody() {
     let server = TestServer::start();
     let client = server.client();
-    let cases: [&[u8]; 7] = [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"\r\n\r\n\r\n\0\0\0",
-        b"GET /\xff\xfe HTTP/1.1\r\nhost: localhost\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: ten\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
-        b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: ",
+    // Only a request that has no end gets no answer.
+    let cases: [(&[u8], &str); 7] = [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "400"),
+        (b"GET / HTTP/9.9\r\n\r\n", "400"),
+        (b"\r\n\r\n\r\n\0\0\0", "400"),
+        (b"GET /\xff\xfe HTTP/1.1\r\nhost: localhost\r\n\r\n", "4"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: ten\r\n\r\n", "400"),
+        (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+            "400",
+        ),
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: ", ""),
     ];
-    for bytes in cases {
+    for (bytes, status) in cases {
         let answer = client.raw(bytes);
         let text = String::from_utf8_lossy(&answer).into_owned();
-        assert!(
-            text.is_empty() || text.starts_with("HTTP/1.1 4") || text.starts_with("HTTP/1.0 4"),
-            "{text}"
-        );
+        let found = text.split(' ').nth(1).unwrap_or_default();
+        assert!(found.starts_with(status) && found.is_empty() == status.is_empty(), "{bytes:?}: {text}");
     }
     let mut long = b"GET /health HTTP/1.1\r\nhost: localhost\r\n".to_vec();
     long.extend(format!("x: {}\r\n\r\n", "y".repeat(1 << 20)).bytes());
     let text = String::from_utf8_lossy(&client.raw(&long)).into_owned();
+    // What was not read of it may reset the connection before the answer is read.
     assert!(text.is_empty() || text.starts_with("HTTP/1.1 431"), "{text}");
     assert_eq!(server.get("/health").ok()["status"], "ok");
 }
@@ -95,7 +98,7 @@ fn large_and_deep_bodies_are_refused() {
     let mut text = [0; 12];
     stream.read_exact(&mut text).unwrap();
     assert_eq!(&text, b"HTTP/1.1 413");
-    let deep = format!("{{\"messages\":{}", "[".repeat(1 << 20));
+    let deep = format!("{{\"messages\":{}", "[".repeat(1 << 17));
     let answer = server.client().send("POST", CHAT, deep.as_bytes()).answer();
     assert_eq!(answer.status, 400);
     assert!(answer.json()["error"]["message"].as_str().unwrap().contains("recursion limit"));
@@ -165,16 +168,22 @@ fn a_slow_body_is_timed_out() {
     stream
         .write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
         .unwrap();
-    assert_eq!(crate::common::Stream::of(stream).status, 408);
+    let answer = crate::common::Stream::of(stream).answer();
+    assert_eq!(answer.status, 408);
+    // Its time began anew with the byte that came.
+    assert!(answer.text().contains("no more of the body arrived within 20ms"), "{}", answer.text());
 }
 
 #[test]
 fn unknown_routes_and_methods_have_the_dialects_form() {
     let server = TestServer::start();
     let answer = server.get("/nothing");
-    assert_eq!((answer.status, answer.json()["error"]["message"].clone()), (404, json!("File Not Found")));
+    assert_eq!(
+        (answer.status, answer.json()["error"]["message"].clone()),
+        (404, json!("no route GET /nothing"))
+    );
     let answer = server.get("/api/nothing");
-    assert_eq!((answer.status, answer.json()), (404, json!({ "error": "File Not Found" })));
+    assert_eq!((answer.status, answer.json()), (404, json!({ "error": "no route GET /api/nothing" })));
     let answer = server.get("/v1/messages/nothing");
     assert_eq!(answer.json()["error"]["type"], "not_found_error");
     assert_eq!(answer.json()["request_id"].as_str(), answer.header("x-request-id"));

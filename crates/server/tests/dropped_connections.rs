@@ -5,6 +5,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Waker};
 
 use quadriga_server::body::JsonBody;
@@ -12,7 +13,7 @@ use quadriga_server::operation::caller::Caller;
 use quadriga_server::{ServedModel, requests};
 
 use crate::common::gate::Gate;
-use crate::common::{Setup, Stream, TestServer, Value, json, model};
+use crate::common::{Setup, Stream, TestServer, Value, hello, json, model, with};
 
 /// A prompt of more tokens than a step computes.
 fn long(fields: &[(&str, Value)]) -> Value {
@@ -87,7 +88,7 @@ fn a_dropped_connection_ends_its_answer_within_one_step() {
             client.read_exact(&mut interim).unwrap();
             assert_eq!(&interim, b"HTTP/1.1 100 Continue\r\n\r\n");
         }
-        begin(&served, &gate);
+        begin(&served.to_used(), &gate);
         if body["stream"] == true {
             // All that was sent: a connection with bytes that nobody has read is reset at once.
             let stream = Stream::of(client);
@@ -105,6 +106,48 @@ fn a_dropped_connection_ends_its_answer_within_one_step() {
     }
 }
 
+/// Rates of tokens and of the time for them would not go together otherwise.
+#[test]
+fn answers_that_are_given_up_count_as_far_as_they_were_computed() {
+    let server = TestServer::start();
+    let served = server.app.models().loaded().pop().unwrap();
+    let gate = Gate::new(&served);
+    let body = long(&[("stream", json!(true)), ("ignore_eos", json!(true))]);
+    let client = send(&server, "/v1/completions", "", &body);
+    begin(&served.to_used(), &gate);
+    let generated = || -> usize {
+        served.in_flight().iter().map(|(_, flight)| flight.generated.load(Ordering::Relaxed)).sum()
+    };
+    let stream = Stream::of(client);
+    while generated() < 5 {
+        gate.step();
+    }
+    let tokens = generated();
+    drop(stream);
+    assert_given_up(&server, &served, "it");
+    // The engine hears of it.
+    gate.step();
+    let text = server.get("/metrics").text();
+    let metric = |name: &str| -> f64 {
+        let line = text.lines().find(|line| line.starts_with(&format!("llamacpp:{name}{{"))).unwrap();
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    let prompt =
+        server.post("/tokenize", &json!({ "prompt": body["prompt"] })).ok()["count"].as_f64().unwrap();
+    assert_eq!(metric("prompt_tokens_total") + metric("prompt_tokens_cached_total"), prompt);
+    // The step that was being looked at may have brought one more.
+    let predicted = metric("tokens_predicted_total") as usize;
+    assert!((tokens..=tokens + 1).contains(&predicted), "{predicted} instead of {tokens}");
+    for name in [
+        "prompt_seconds_total",
+        "tokens_predicted_seconds_total",
+        "prompt_tokens_seconds",
+        "predicted_tokens_seconds",
+    ] {
+        assert!(metric(name) > 0.0, "{name}: {text}");
+    }
+}
+
 /// What may follow a request: an end of a line that older clients send, and another request.
 const BEHIND: [&str; 2] = ["\r\n", "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"];
 
@@ -118,7 +161,7 @@ fn bytes_behind_a_request_hide_nobody_who_left() {
             let gate = Gate::new(&served);
             let body = long(&[("input", json!("a b c ".repeat(60))), ("stream", json!(streams))]);
             let client = send_with(&server, path, "", &body, behind);
-            begin(&served, &gate);
+            begin(&served.to_used(), &gate);
             if streams {
                 let stream = Stream::of(client);
                 assert_eq!(stream.status, 200);
@@ -144,7 +187,7 @@ fn bytes_behind_a_request_hide_nobody_who_stays() {
         let gate = Gate::new(&served);
         let body = long(&[("max_tokens", json!(5)), ("ignore_eos", json!(true))]);
         let mut client = send_with(&server, "/v1/chat/completions", "", &body, behind);
-        begin(&served, &gate);
+        begin(&served.to_used(), &gate);
         client.shutdown(Shutdown::Write).unwrap();
         // The server has seen that, and asks whether the client is still there.
         let mut interim = [0; 25];
@@ -198,7 +241,7 @@ fn a_client_that_ended_its_side_gets_its_stream() {
         let served = server.app.models().loaded().pop().unwrap();
         let gate = Gate::new(&served);
         let client = send(&server, path, "connection: close\r\n", &body);
-        begin(&served, &gate);
+        begin(&served.to_used(), &gate);
         // Once it has begun to answer, it asks within the answer whether the client is still there.
         let mut stream = Stream::of(client.try_clone().unwrap());
         client.shutdown(Shutdown::Write).unwrap();
@@ -264,4 +307,21 @@ fn grammars_of_a_client_that_left_are_not_compiled() {
     }
     assert!(running <= 1, "{running}");
     engine.compile(&quadriga_llm::constraint::Grammar::JsonObject).unwrap();
+}
+
+/// The times of an answer that nobody waits for to the end count, too.
+#[test]
+fn the_first_token_is_timed_when_it_is_there() {
+    let server = TestServer::start();
+    let body = with(hello(), json!({ "stream": true, "max_tokens": 400 }));
+    let mut stream = server.client().stream("/v1/chat/completions", &body);
+    // The first has the role, the second a text.
+    assert!(stream.chunk().is_some() && stream.chunk().is_some());
+    drop(stream);
+    server.assert_idle();
+    let text = server.get("/metrics").text();
+    assert!(text.contains("finished_reason=\"abort\"} 1"), "it was complete before: {text}");
+    for name in ["time_to_first_token_seconds", "request_queue_time_seconds"] {
+        assert!(text.contains(&format!("vllm:{name}_count{{model_name=\"small\"}} 1\n")), "{name}: {text}");
+    }
 }

@@ -32,6 +32,9 @@ fn a_step_that_fails_once_is_repeated_unseen() {
     let wanted = server.post(CHAT, &greedy).ok()["choices"].clone();
     sim.fail(FaultPoint::Run, 5);
     assert_eq!(server.post(CHAT, &greedy).ok()["choices"], wanted);
+    // But for whoever watches the server.
+    let metrics = server.get("/metrics").text();
+    assert!(metrics.contains("quadriga:failed_steps_total{model_name=\"small\"} 1\n"), "{metrics}");
     server.assert_idle();
 }
 

@@ -86,6 +86,8 @@ fn grammars_are_in_the_notation_that_is_named_or_found() {
     };
     for lark in [
         "start: \"ab\"",
+        "?start: \"ab\"",
+        "  !start: \"ab\"",
         "start : \"ab\"",
         "// a rule\n  start[capture]: \"ab\"",
         "%llguidance {}\nstart: \"ab\"",

@@ -1,6 +1,8 @@
 //! Hostile schemas on every route that takes one: each is refused with the field's name or answered, and the server goes on.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
+use quadriga_llm::constraint::MAX_COMPILING;
+
 use crate::common::{Setup, TestServer, Value, hello, json, model, with};
 
 /// A place of a request where a schema can be.
@@ -421,4 +423,47 @@ fn lists_that_tokens_are_compared_with_are_bounded() {
         }
         server.post(path, &with(conversation(json!({})), json!({ field: &many[..512] }))).ok();
     }
+}
+
+/// Whoever waits for a compiler holds no thread that others need.
+#[test]
+fn requests_that_wait_for_a_compiler_hold_up_no_other() {
+    let app = Setup::default().app();
+    let served = app.models().loaded().pop().unwrap();
+    let local = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+    let server = TestServer::with_threads(app, local.into(), MAX_COMPILING + 1);
+    let form = |number: usize| with(hello(), json!({ "guided_regex": format!("[ab]{{{number}}}") }));
+    server.post("/v1/chat/completions", &form(1)).ok();
+    let engine = served.model.constraints().unwrap();
+    let held = engine.hold_compilers().unwrap();
+    // More than there are threads.
+    let waiting: Vec<_> = (2..12)
+        .map(|number| {
+            let mut stream = server.client().connect();
+            let body = form(number).to_string();
+            let head = format!(
+                "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+                body.len()
+            );
+            std::io::Write::write_all(&mut stream, (head + &body).as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    // Until all were read.
+    while server.app.requests().active() < waiting.len() {}
+    let counted = server.post("/v1/messages/count_tokens", &conversation(json!({}))).ok();
+    assert!(counted["input_tokens"].as_u64().unwrap() > 0, "{counted}");
+    // Long texts have turns of their own.
+    let long = json!({ "messages": [{ "role": "user", "content": "x ".repeat(40_000) }] });
+    assert!(server.post("/v1/messages/count_tokens", &long).ok()["input_tokens"].as_u64().unwrap() > 40_000);
+    // Neither a chat nor a form that was compiled before needs a compiler.
+    server.post("/v1/chat/completions", &hello()).ok();
+    server.post("/v1/chat/completions", &form(1)).ok();
+    drop(held);
+    for mut stream in waiting {
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut stream, &mut text).unwrap();
+        assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    }
+    server.assert_idle();
 }

@@ -124,9 +124,20 @@ fn options_of_the_answer_are_honoured() {
     let (greedy, without) =
         (server.post("/completion", &greedy).ok(), server.post("/completion", &without).ok());
     assert_ne!(greedy["content"], without["content"]);
-    for unsupported in
-        [json!({ "mirostat": 2 }), json!({ "dynatemp_range": 0.5 }), json!({ "post_sampling_probs": true })]
-    {
+    for unsupported in [
+        json!({ "mirostat": 2 }),
+        json!({ "dynatemp_range": 0.5 }),
+        json!({ "post_sampling_probs": true }),
+        json!({ "parse_tool_calls": false }),
+        json!({ "min_keep": 2 }),
+        json!({ "reasoning_budget_message": "enough" }),
+        json!({ "generation_prompt": "<think>" }),
+        json!({ "grammar_triggers": [{ "type": 0, "value": "<tool_call>" }] }),
+        json!({ "preserved_tokens": [5] }),
+        // They change nothing, but have a type.
+        json!({ "n_keep": "all" }),
+        json!({ "n_discard": true }),
+    ] {
         let answer = server.post("/completion", &with(body(), unsupported.clone()));
         let name = unsupported.as_object().unwrap().keys().next().unwrap().clone();
         assert_eq!(answer.status, 400);
@@ -135,6 +146,9 @@ fn options_of_the_answer_are_honoured() {
     server
         .post("/completion", &with(body(), json!({ "mirostat": 0, "dynatemp_range": 0, "id_slot": -1 })))
         .ok();
+    let off = json!({ "parse_tool_calls": true, "min_keep": 1, "reasoning_budget_message": "", "generation_prompt": "",
+        "grammar_triggers": [], "preserved_tokens": [], "n_keep": -1, "n_discard": 0 });
+    server.post("/completion", &with(body(), off)).ok();
 }
 
 #[test]
@@ -315,6 +329,8 @@ fn metrics_have_the_names_of_llama_server_and_vllm() {
         ("tokens_predicted_seconds_total", "counter"),
         ("n_decode_total", "counter"),
         ("n_tokens_max", "counter"),
+        ("spec_decode_num_draft_tokens_total", "counter"),
+        ("spec_decode_num_accepted_tokens_total", "counter"),
         ("n_busy_slots_per_decode", "gauge"),
         ("prompt_tokens_seconds", "gauge"),
         ("predicted_tokens_seconds", "gauge"),
@@ -555,4 +571,40 @@ fn reasoning_is_where_the_request_says() {
     let refused = server
         .post("/v1/chat/completions", &with(crate::common::hello(), json!({ "reasoning_format": "x" })));
     assert_eq!(refused.status, 400);
+}
+
+/// They are known, and there is something else in their place.
+#[test]
+fn routes_that_are_known_and_absent_say_so() {
+    let server = TestServer::start();
+    for (method, path) in [
+        ("POST", "/slots/0?action=save"),
+        ("GET", "/v1/stream?conv_id=1"),
+        ("DELETE", "/v1/stream?conv_id=1"),
+        ("POST", "/v1/streams/lookup"),
+        ("POST", "/v1/chat/completions/control"),
+    ] {
+        let answer = server.client().send(method, path, b"{}").answer();
+        assert_eq!(answer.status, 501, "{path}: {}", answer.text());
+        let error = &answer.json()["error"];
+        assert_eq!((&error["type"], &error["code"]), (&json!("not_supported_error"), &json!(501)), "{path}");
+    }
+    assert_eq!(server.post("/v1/streamers", &json!({})).status, 404);
+}
+
+/// Text that repeats is guessed; what of it was right is told, as with a draft model.
+#[test]
+fn guesses_are_counted() {
+    let mut setup = Setup::default();
+    setup.batcher.lookup = 4;
+    let server = setup.start();
+    let letter = server.post("/tokenize", &json!({ "content": "a" })).ok()["tokens"].clone();
+    let asked =
+        json!({ "prompt": "aaaaaaaa", "n_predict": 40, "allowed_token_ids": letter, "ignore_eos": true });
+    let timings = server.post("/completion", &asked).ok()["timings"].clone();
+    let number = |name: &str| timings[name].as_u64().unwrap_or_else(|| panic!("{name} of {timings}"));
+    assert!(number("draft_n") >= number("draft_n_accepted") && number("draft_n_accepted") > 0, "{timings}");
+    assert!(number("draft_n_accepted") < number("predicted_n"), "{timings}");
+    let without = TestServer::start().post("/completion", &asked).ok()["timings"].clone();
+    assert!(without.get("draft_n").is_none(), "{without}");
 }

@@ -28,7 +28,9 @@ fn clients_that_go_away_leave_nothing_behind() {
             let storm = Storm { clients: 120, leaving: 0.3, tokens: 60, seed };
             let report = storm.run(server.address).await;
             assert_eq!(report.errors, Vec::<String>::new());
-            assert!(report.complete > 0 && report.left > 0, "{report:?}");
+            assert!(report.complete > 0, "{report:?}");
+            // One that reads may have its whole answer with the event that it waits for.
+            assert!((34..=36).contains(&report.left), "{report:?}");
             assert_eq!(report.complete + report.refused + report.left, 120, "{report:?}");
             assert_eq!(load::settle(server.address, &workers).await.unwrap(), None);
             let after = fewest_descriptors(before.unwrap_or_default());

@@ -5,11 +5,12 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 
 use crate::common::{Setup, TestServer, hello, json, with};
+use quadriga_server::body::PROMPTS;
 use quadriga_server::{App, Keys, Limits, ModelRegistry, Origins};
 use quadriga_sim::{FaultPoint, Sim};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 /// The lines that this program logs.
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -27,7 +28,9 @@ impl Visit for Line {
 
 impl Subscriber for Keeper {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("quadriga_server::passage")
+        // What `--log-prompts` asks for is another target.
+        let target = metadata.target();
+        target.starts_with("quadriga_server") && target != PROMPTS && *metadata.level() <= Level::INFO
     }
 
     fn new_span(&self, _span: &Attributes<'_>) -> Id {
@@ -69,6 +72,8 @@ fn a_stream_that_fails_is_logged_with_its_error() {
         let answer = server.post("/v1/chat/completions", &body);
         assert!(answer.status == 400 && answer.body.len() < 3000, "{}", answer.body.len());
     }
+    let tools = json!([{ "type": "secret_tool" }, { "type": "web_search" }]);
+    server.post("/v1/responses", &json!({ "input": "x", "max_output_tokens": 1, "tools": tools })).ok();
     let body = with(hello(), json!({ "max_tokens": 400, "stream": true }));
     let mut stream = server.client().stream("/v1/chat/completions", &body);
     assert!(stream.chunk().is_some());
@@ -85,6 +90,7 @@ fn a_stream_that_fails_is_logged_with_its_error() {
     assert!(line.contains("status=200") && line.contains("error=") && line.contains("lost"), "{line}");
     assert!(line.contains("the stream ended with an error"), "{line}");
     assert!(lines.iter().all(|line| !line.contains("secret") && line.len() < 1000));
+    assert!(lines.iter().any(|line| line.contains("left out") && line.contains("web_search")), "{lines:?}");
     let refused =
         lines.iter().any(|line| line.contains("messages[0].role") && line.contains("invalid request"));
     assert!(refused, "{lines:?}");

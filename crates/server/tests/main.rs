@@ -11,6 +11,7 @@ mod connections;
 mod cut_calls;
 mod defaults;
 mod dropped_connections;
+mod editors;
 mod embeddings;
 mod faults;
 mod field_values;
@@ -23,6 +24,7 @@ mod ollama;
 mod openapi;
 mod reasoning_off;
 mod responses;
+mod strict_templates;
 mod tool_choice;
 mod vllm;
 

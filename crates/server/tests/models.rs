@@ -1,18 +1,21 @@
 //! Several models: loaded when they are named, unloaded when they are idle or told to, refused when they do not fit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
+use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
+use crate::common::gate::Gate;
 use crate::common::{Setup, TestServer, Value, hello, json, with};
 use quadriga_llm::placement::{Devices, GpuLayers, Placement};
 use quadriga_llm::serving::{Batcher, BatcherOptions};
 use quadriga_llm::{EngineOptions, GeneratorOptions};
 use quadriga_runtime::Backend;
 use quadriga_server::{
-    App, Keys, Limits, LoadError, ModelEntry, ModelLoader, ModelPolicy, ModelRegistry, ServedModel,
-    check_memory,
+    App, Keys, Limits, LoadError, ModelEntry, ModelLoader, ModelPolicy, ModelRegistry, PlanPictures,
+    ServedModel, check_memory, device_bytes,
 };
 use quadriga_sim::Sim;
 
@@ -71,7 +74,10 @@ impl ModelLoader for Loader {
         let placed = placement.plan(&model, &self.devices, &options.engine).map_err(failed)?;
         check_memory(&placed.forecast, self.devices.backends()).map_err(LoadError::DoesNotFit)?;
         let batcher = Batcher::new(model, &placed.scheduler, options, &mut |_| {}).map_err(failed)?;
-        ServedModel::start(name, batcher, GeneratorOptions::default(), None).map_err(failed)
+        let pictures = PlanPictures { svg: format!("<svg>{name}</svg>"), html: format!("<p>{name}</p>") };
+        let served = ServedModel::start(name, batcher, GeneratorOptions::default(), Some(pictures));
+        let bytes = device_bytes(&placed.forecast, self.devices.backends());
+        Ok(served.map_err(failed)?.with_device_bytes(bytes))
     }
 }
 
@@ -160,7 +166,8 @@ fn models_are_loaded_when_they_are_named() {
 #[test]
 fn models_that_cannot_be_loaded_leave_the_others_where_they_are() {
     for most in [1, 4] {
-        let several = several(1.5, ModelPolicy { most, keep_alive: Some(Duration::from_secs(500)) });
+        let keep_alive = Some(Duration::from_secs(500));
+        let several = several(1.5, ModelPolicy { most, keep_alive, ..ModelPolicy::default() });
         let server = &several.server;
         server.post(CHAT, &named("alpha")).ok();
         for name in ["broken", "large"] {
@@ -287,6 +294,27 @@ fn no_more_models_are_loaded_than_allowed() {
     assert_eq!(several.loaded(), ["beta"]);
 }
 
+/// Metrics and lists look at models; that is no use.
+#[test]
+fn a_model_that_is_looked_at_makes_room() {
+    let several = several(4.0, ModelPolicy { most: 1, ..ModelPolicy::default() });
+    several.server.post(CHAT, &named("alpha")).ok();
+    let models = several.server.app.models();
+    let (loaded, listed) = (models.loaded(), models.list());
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let described = runtime.block_on(models.describe(Some("alpha"))).unwrap();
+    assert!(loaded[0].name == "alpha" && described.served.is_some() && !listed.is_empty());
+    // The connection of the answer may still use it, but no observer does.
+    assert!((0..10_000).any(|_| several.server.post(CHAT, &named("beta")).status == 200), "it is kept");
+    assert_eq!(several.loaded(), ["beta"]);
+    // A user keeps it.
+    let used = models.loaded()[0].to_used();
+    assert_eq!(several.server.post(CHAT, &named("alpha")).status, 503);
+    drop(used);
+    drop((loaded, listed, described));
+    while several.server.post(CHAT, &named("alpha")).status == 503 {}
+}
+
 #[test]
 fn idle_models_are_unloaded_after_their_time() {
     let policy = ModelPolicy { keep_alive: Some(Duration::ZERO), ..ModelPolicy::default() };
@@ -361,6 +389,48 @@ fn a_model_without_a_loader_can_be_unloaded_but_not_come_back() {
     assert_eq!(answer.status, 404, "{}", answer.text());
 }
 
+/// Models that other processes compute, too, are there until the server ends: a client can neither take them away nor limit their time.
+#[test]
+fn a_model_that_stays_is_unloaded_by_nobody() {
+    let policy = ModelPolicy {
+        most: 1,
+        keep_alive: Some(Duration::ZERO),
+        stays: Some("ranks follow the engine that they started with"),
+    };
+    let several = several(1.5, policy);
+    let server = &several.server;
+    let stays = || {
+        let registry = server.app.models();
+        registry.keep_alive("alpha", Some(Duration::ZERO));
+        let expires = registry.list().into_iter().find_map(|listed| listed.expires);
+        assert_eq!((several.loaded(), expires), (vec!["alpha".to_owned()], None));
+        assert_eq!(several.loads.load(Ordering::SeqCst), 1);
+    };
+    server.post(CHAT, &named("alpha")).ok();
+    stays();
+    let unloads = [
+        ("/models/unload", json!({ "model": "alpha" })),
+        ("/api/generate", json!({ "model": "alpha", "keep_alive": 0 })),
+        ("/api/chat", json!({ "model": "alpha", "messages": [], "keep_alive": "0s" })),
+    ];
+    for (path, body) in unloads {
+        let refused = server.post(path, &body);
+        assert_eq!(refused.status, 501, "{path}: {}", refused.text());
+        assert!(refused.text().contains("ranks follow the engine"), "{path}: {}", refused.text());
+        stays();
+    }
+    for keep in [json!(0), json!("1ms"), json!("5m")] {
+        let answer = json!({ "num_predict": 4, "ignore_eos": true });
+        let body = json!({ "model": "alpha", "prompt": "hello", "stream": false, "keep_alive": keep, "options": answer });
+        server.post("/api/generate", &body).ok();
+        stays();
+    }
+    // Another one does not take its place.
+    let refused = server.post(CHAT, &named("beta"));
+    assert_eq!(refused.status, 503, "{}", refused.text());
+    stays();
+}
+
 /// The only model answers to every name, but nobody unloads it by another one's.
 #[test]
 fn a_model_is_loaded_and_unloaded_by_its_own_name_only() {
@@ -394,6 +464,101 @@ fn a_model_is_loaded_and_unloaded_by_its_own_name_only() {
     }
     assert_eq!(server.post("/models/unload", &json!({ "model": "small.gguf" })).ok()["success"], true);
     assert_eq!(loaded(), 0);
+}
+
+/// Web pages of other origins can have a browser ask for something, though not read it: that loads no model, for which another one
+/// might have to go.
+#[test]
+fn questions_about_models_load_none() {
+    let several = several(4.0, ModelPolicy { most: 1, ..ModelPolicy::default() });
+    let server = &several.server;
+    let looks = |name: &str| {
+        let query = if name.is_empty() { String::new() } else { format!("?model={name}") };
+        let paths = ["/props", "/tokenizer_info", "/slots", "/plan", "/plan.svg"];
+        let ask = |path: &&str| {
+            server.client().header("sec-fetch-site", "cross-site").get(&format!("{path}{query}")).status
+        };
+        paths.iter().map(ask).collect::<Vec<u16>>()
+    };
+    assert_eq!(looks("alpha"), [503, 503, 200, 404, 404]);
+    assert_eq!(several.loads.load(Ordering::SeqCst), 0);
+    server.post(CHAT, &named("alpha")).ok();
+    for (name, wanted) in [("beta", [503, 503, 200, 404, 404]), ("alpha", [200; 5]), ("", [200; 5])] {
+        assert_eq!(looks(name), wanted, "{name}");
+    }
+    assert!(server.get("/props?model=beta").text().contains("/models/load"));
+    assert_eq!((several.loaded(), several.loads.load(Ordering::SeqCst)), (vec!["alpha".to_owned()], 1));
+}
+
+/// The client that leaves last has the last reference of a model that was unloaded. Its engine, which is in a step, is not waited for
+/// where connections are served.
+#[test]
+fn a_model_is_freed_beside_the_connections() {
+    let server = TestServer::with_one_thread(Setup::default().app());
+    let served = server.app.models().loaded().pop().unwrap().to_used();
+    let gate = Gate::new(&served);
+    let mut stream = server.client().connect();
+    let body = with(hello(), json!({ "stream": true })).to_string();
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", body.len());
+    stream.write_all((head + &body).as_bytes()).unwrap();
+    while served.in_flight().is_empty() {}
+    while served.state().running == 1 {
+        gate.step();
+    }
+    server.app.models().unload("small").unwrap();
+    let weak = Arc::downgrade(&served);
+    drop((served, stream));
+    while weak.strong_count() > 0 {}
+    // The engine's step has not ended.
+    for _ in 0..3 {
+        assert_eq!(server.get("/health").status, 200);
+    }
+    drop(gate);
+}
+
+/// A folder that takes long to read.
+struct SlowFolder(Mutex<Receiver<()>>, Sender<()>);
+
+impl ModelLoader for SlowFolder {
+    fn entries(&self) -> Vec<ModelEntry> {
+        let _ = self.1.send(());
+        let _ = self.0.lock().unwrap().recv();
+        vec![ModelEntry {
+            name: "small".to_owned(),
+            aliases: vec!["other".to_owned()],
+            ..ModelEntry::default()
+        }]
+    }
+
+    fn load(&self, _: &str) -> Result<ServedModel, LoadError> {
+        Ok(Setup::default().served())
+    }
+}
+
+#[test]
+fn folders_are_read_beside_the_connections() {
+    let ((release, held), (sender, reads)) = (channel(), channel());
+    let registry = ModelRegistry::loading(SlowFolder(Mutex::new(held), sender), ModelPolicy::default());
+    let server = TestServer::with_one_thread(App::new(registry, Keys::default(), Limits::default()));
+    let ask = |request: &(dyn Fn() -> u16 + Sync)| {
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(request);
+            // One that has just been read is not read again.
+            while !asked.is_finished() {
+                if reads.try_recv().is_ok() {
+                    assert_eq!(server.get("/health").status, 200);
+                    release.send(()).unwrap();
+                }
+            }
+            assert_eq!(asked.join().unwrap(), 200);
+        });
+    };
+    let paths = ["/v1/models", "/v1/models/other", "/models", "/status", "/api/tags", "/api/ps"];
+    paths.iter().for_each(|path| ask(&|| server.get(path).status));
+    ask(&|| server.post(CHAT, &named("other")).status);
+    ask(&|| server.post(CHAT, &named("none")).status);
+    ask(&|| server.post("/models/unload", &json!({ "model": "other" })).status);
+    drop(release);
 }
 
 /// Loads one model when it is let.
@@ -432,4 +597,30 @@ fn a_model_that_is_unloaded_while_it_is_loaded_does_not_stay() {
     };
     assert_eq!(ask(true), 0);
     assert_eq!(ask(false), 1);
+}
+
+#[test]
+fn each_model_has_a_plan_of_its_own() {
+    let Several { server, .. } = several(2.5, ModelPolicy::default());
+    assert_eq!(server.get("/plan.svg").status, 404);
+    for name in ["beta", "alpha"] {
+        server.post(CHAT, &named(name)).ok();
+    }
+    for (query, wanted) in [("?model=beta", "beta"), ("?model=alpha", "alpha"), ("", "alpha")] {
+        assert_eq!(server.get(&format!("/plan.svg{query}")).text(), format!("<svg>{wanted}</svg>"));
+        assert_eq!(server.get(&format!("/plan{query}")).text(), format!("<p>{wanted}</p>"));
+    }
+    // Those that are not loaded have none.
+    assert_eq!(server.get("/plan.svg?model=large").status, 404);
+    assert_eq!(server.get("/plan.svg?model=nothing").status, 404);
+}
+
+#[test]
+fn memory_of_devices_is_told_apart() {
+    let Several { server, sim, .. } = several(2.5, ModelPolicy::default());
+    server.post(CHAT, &named("alpha")).ok();
+    let running = server.get("/api/ps").ok()["models"][0].clone();
+    let bytes = running["size_vram"].as_u64().unwrap();
+    assert!(bytes > 0 && sim.used_bytes() > 0, "{running}");
+    assert!(running["size"].as_u64().unwrap() >= bytes, "{running}");
 }

@@ -61,6 +61,29 @@ fn lines_are_the_answer() {
     server.assert_idle();
 }
 
+/// A BOS token that begins every message is no beginning of the text that a context has already.
+#[test]
+fn turns_keep_their_marks_after_a_context() {
+    let setup = Setup { model: model::with_turn_marks_as_bos(), ..Setup::default() };
+    let server = setup.start();
+    let first = whole(&server, "/api/generate", &generate());
+    let context = first["context"].as_array().unwrap();
+    assert_eq!(context[0], model::START);
+    let body = with(generate(), json!({ "context": context }));
+    let second = whole(&server, "/api/generate", &body);
+    assert_eq!(second["context"][context.len()], model::START);
+}
+
+/// Clients divide the number of tokens by their time.
+#[test]
+fn the_only_token_of_an_answer_takes_time() {
+    let server = TestServer::start();
+    let body = with(generate(), json!({ "options": { "num_predict": 1 } }));
+    let answer = whole(&server, "/api/generate", &body);
+    assert_eq!(answer["eval_count"], 1);
+    assert!(answer["eval_duration"].as_u64() > Some(0), "{answer}");
+}
+
 #[test]
 fn conversations_go_on_with_a_context() {
     let server = TestServer::start();
@@ -77,6 +100,29 @@ fn conversations_go_on_with_a_context() {
     assert!(raw["context"].is_null());
     let system = whole(&server, "/api/generate", &with(generate(), json!({ "system": "be brief" })));
     assert!(system["prompt_eval_count"].as_u64() > first["prompt_eval_count"].as_u64());
+}
+
+/// They would change the prompt if it had a template.
+#[test]
+fn fields_that_a_prompt_without_a_template_cannot_have_are_refused() {
+    let setup = Setup { model: model::with_fill_tokens(), ..Setup::default() };
+    let server = setup.start();
+    let context = json!([5, 6]);
+    for (form, field, value) in [
+        (json!({ "raw": true }), "system", json!("be brief")),
+        (json!({ "raw": true }), "context", context.clone()),
+        (json!({ "suffix": "end" }), "system", json!("be brief")),
+        (json!({ "suffix": "end" }), "context", context),
+        (json!({ "suffix": "end" }), "think", json!(true)),
+        (json!({ "suffix": "end" }), "think", json!("low")),
+    ] {
+        let body = with(generate(), form);
+        let refused = server.post("/api/generate", &with(body.clone(), json!({ field: value })));
+        assert_eq!(refused.status, 400, "{field}: {}", refused.text());
+        assert!(refused.text().contains(&format!("{field} cannot be used together")), "{}", refused.text());
+        let nothing = json!({ "system": "", "think": false, "stream": false });
+        server.post("/api/generate", &with(body, nothing)).ok();
+    }
 }
 
 #[test]
@@ -109,7 +155,10 @@ fn thinking_is_apart() {
 #[test]
 fn models_are_described() {
     let server = TestServer::start();
-    assert!(server.get("/api/version").ok()["version"].is_string());
+    // Codex asks for a version with `/v1/responses`.
+    let version = server.get("/api/version").ok()["version"].as_str().unwrap().to_owned();
+    let numbers: Vec<u32> = version.split('.').map(|number| number.parse().unwrap()).collect();
+    assert!(numbers.len() == 3 && numbers >= vec![0, 13, 4], "{version}");
     let tags = server.get("/api/tags").ok();
     let model = &tags["models"][0];
     assert_eq!(model["name"], "small");

@@ -303,3 +303,27 @@ fn wrong_methods_name_the_right_one() {
     assert_eq!((answer.status, answer.header("allow")), (405, Some("POST")));
     assert_eq!(answer.json()["error"]["type"], "invalid_request_error");
 }
+
+/// What clients make of the description is true below a prefix, too.
+#[test]
+fn paths_begin_where_the_server_says() {
+    let server = TestServer::start();
+    assert_eq!(document(&server)["servers"], json!([{ "url": "/" }]));
+    let interface = quadriga_server::Interface { prefix: "/llm".to_owned(), ..Default::default() };
+    let server = TestServer::of(Setup::default().app().with_interface(interface));
+    let described = server.get("/llm/openapi.json").ok();
+    assert_eq!(described["servers"], json!([{ "url": "/llm" }]));
+    assert!(described["paths"]["/v1/models"].is_object());
+}
+
+#[test]
+fn errors_of_paths_and_queries_are_described() {
+    let server = TestServer::start();
+    let document = document(&server);
+    assert_eq!(server.get("/v1/models/%ff").status, 400);
+    assert!(document["paths"]["/v1/models/{model}"]["get"]["responses"]["400"].is_object(), "{document}");
+    for path in ["/tokenizer_info", "/plan", "/plan.svg", "/props", "/slots"] {
+        let parameters = document["paths"][path]["get"]["parameters"].to_string();
+        assert!(parameters.contains("\"model\""), "{path}: {parameters}");
+    }
+}

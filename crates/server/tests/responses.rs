@@ -104,6 +104,9 @@ fn reasoning_has_a_budget() {
     let limited = reasoned(json!({ "reasoning_budget_tokens": 12 }));
     assert!((12..40).contains(&limited), "{limited}");
     assert_eq!(reasoned(json!({ "reasoning_budget_tokens": 0 })), 0);
+    // Reasoning without an answer behind it is no answer that is begun.
+    let thought = json!({ "type": "reasoning", "summary": [{ "type": "summary_text", "text": "hm" }] });
+    assert!(reasoned(json!({ "input": [{ "role": "user", "content": "hello" }, thought] })) > 40);
 }
 
 #[test]
@@ -147,4 +150,74 @@ fn metadata_is_limited() {
         let answer = ask(wrong);
         assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("metadata")));
     }
+}
+
+/// Clients offer them to every model: those that are no functions are left out, unless one of them must be called.
+#[test]
+fn tools_that_are_no_functions_are_left_out() {
+    let server = TestServer::start();
+    let custom = json!({ "type": "custom", "name": "code", "format": { "type": "text" } });
+    let search = json!({ "type": "web_search" });
+    let function = json!({ "type": "function", "name": "f", "parameters": { "type": "object" } });
+    let tokens = |tools: Value| {
+        let body = json!({ "input": "x", "tools": tools, "max_output_tokens": 1 });
+        server.post("/v1/responses", &body).ok()["usage"]["input_tokens"].clone()
+    };
+    assert_eq!(tokens(json!([search, custom, function])), tokens(json!([function])));
+    assert_eq!(tokens(json!([search, custom])), tokens(json!([])));
+    for choice in [
+        json!("required"),
+        json!({ "type": "custom", "name": "code" }),
+        json!({ "type": "web_search" }),
+        json!({ "type": "function", "name": "code" }),
+    ] {
+        let body = json!({ "input": "x", "tools": [search, custom], "tool_choice": choice });
+        let refused = server.post("/v1/responses", &body);
+        assert_eq!(refused.status, 400, "{choice}: {}", refused.text());
+        assert!(refused.json()["error"]["param"].as_str().unwrap().starts_with("tool_choice"));
+    }
+}
+
+/// What Codex and others keep in a conversation beside messages and calls of functions.
+#[test]
+fn items_of_other_tools_are_calls_or_left_out() {
+    let server = TestServer::start();
+    let tokens = |input: Value| {
+        server.post("/v1/responses/input_tokens", &json!({ "input": input })).ok()["input_tokens"].clone()
+    };
+    let user = |text: &str| json!({ "role": "user", "content": text });
+    let plain = tokens(json!([user("hi"), user("and?")]));
+    for kind in [
+        "web_search_call",
+        "file_search_call",
+        "code_interpreter_call",
+        "computer_call",
+        "image_generation_call",
+        "mcp_call",
+        "mcp_list_tools",
+        "compaction",
+        "additional_tools",
+        "agent_message",
+    ] {
+        let item = json!({ "type": kind, "id": "x", "status": "completed", "encrypted_content": "x" });
+        assert_eq!(tokens(json!([user("hi"), item, user("and?")])), plain, "{kind}");
+    }
+    let agent = json!({ "type": "agent_message", "content": [{ "type": "encrypted_content" }, { "type": "input_text", "text": "yes" }] });
+    assert_eq!(tokens(json!([user("hi"), agent])), tokens(json!([user("hi"), user("yes")])));
+    let call = |arguments: &str, name: &str| json!({ "type": "function_call", "call_id": "c", "name": name, "arguments": arguments });
+    let output = |kind: &str| json!({ "type": kind, "call_id": "c", "output": "done" });
+    let custom = json!({ "type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "+ x" });
+    assert_eq!(
+        tokens(json!([user("hi"), custom, output("custom_tool_call_output")])),
+        tokens(json!([user("hi"), call("{\"input\":\"+ x\"}", "patch"), output("function_call_output")]))
+    );
+    let action = json!({ "type": "exec", "command": ["ls"] });
+    let shell = json!({ "type": "local_shell_call", "call_id": "c", "action": action });
+    let wanted =
+        tokens(json!([user("hi"), call(&action.to_string(), "local_shell"), output("function_call_output")]));
+    assert_eq!(tokens(json!([user("hi"), shell, output("local_shell_call_output")])), wanted);
+    let by_id = json!({ "type": "local_shell_call_output", "id": "c", "output": "done" });
+    assert_eq!(tokens(json!([user("hi"), shell, by_id])), wanted);
+    let unknown = json!({ "input": [{ "type": "something_else" }] });
+    assert_eq!(server.post("/v1/responses", &unknown).status, 400);
 }

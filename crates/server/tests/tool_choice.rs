@@ -145,6 +145,25 @@ fn calls_come_to_an_end() {
 }
 
 #[test]
+fn calls_that_are_required_are_one_with_the_declared_arguments() {
+    let server = server(TEMPLATES[0].1);
+    // Neither `additionalProperties` nor `strict`, as most clients send it.
+    let light =
+        json!({ "type": "object", "properties": { "on": { "type": "boolean" } }, "required": ["on"] });
+    let tools = json!([{ "type": "function", "function": { "name": "light", "parameters": light } }]);
+    for seed in 0..6 {
+        let more = json!({ "tools": tools, "tool_choice": "required", "max_tokens": 200, "seed": seed, "temperature": 2.0, "reasoning_effort": "none" });
+        let answer = server.post(CHAT, &with(hello(), more)).ok();
+        let calls = answer["choices"][0]["message"]["tool_calls"].as_array();
+        let calls = calls.unwrap_or_else(|| panic!("seed {seed}: {answer}"));
+        assert_eq!(calls.len(), 1, "{answer}");
+        let arguments: Value =
+            serde_json::from_str(calls[0]["function"]["arguments"].as_str().unwrap()).unwrap();
+        assert_eq!(arguments.as_object().unwrap().len(), 1, "{arguments}");
+    }
+}
+
+#[test]
 fn allowed_tools_none_and_auto() {
     let server = server(TEMPLATES[0].1);
     let allowed = json!({ "type": "allowed_tools", "allowed_tools": { "mode": "required",

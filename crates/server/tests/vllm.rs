@@ -325,3 +325,36 @@ fn the_repetition_penalty_counts_all_tokens() {
     assert_eq!(found("repeat_penalty"), "x");
     assert_ne!(found("repetition_penalty"), "x");
 }
+
+/// vLLM's form for conversations: the tokens are those of the rendered text.
+#[test]
+fn conversations_are_tokenized() {
+    let server = TestServer::start();
+    let tool =
+        json!({ "type": "function", "function": { "name": "look", "parameters": { "type": "object" } } });
+    let chat = json!({ "messages": [{ "role": "user", "content": "hi <|end|>" }, { "role": "assistant", "content": "the" }] });
+    for more in [
+        json!({}),
+        json!({ "add_generation_prompt": true }),
+        json!({ "add_generation_prompt": false }),
+        json!({ "continue_final_message": true }),
+        json!({ "tools": [tool], "chat_template_kwargs": { "x": 1 } }),
+    ] {
+        let asked = with(with(chat.clone(), more), json!({ "return_token_strs": true }));
+        let found = server.post("/tokenize", &asked).ok();
+        let prompt = server.post("/apply-template", &asked).ok()["prompt"].as_str().unwrap().to_owned();
+        let texts: Vec<&str> =
+            found["token_strs"].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect();
+        assert_eq!(texts.concat(), prompt);
+        assert_eq!(found["count"], found["tokens"].as_array().unwrap().len());
+        // What a message spells out is text.
+        assert!(texts.contains(&"<|start|>") && texts.contains(&"|"), "{texts:?}");
+    }
+    let plain = server.post("/tokenize", &json!({ "prompt": "the a", "return_token_strs": true })).ok();
+    assert_eq!(plain["token_strs"], json!(["the", " ", "a"]));
+    let broken = server.post("/tokenize", &json!({ "messages": [{ "role": "nobody" }] }));
+    assert_eq!(
+        (broken.status, &broken.json()["error"]["message"].as_str().unwrap()[..11]),
+        (400, "messages[0]")
+    );
+}

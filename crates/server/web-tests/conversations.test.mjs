@@ -36,7 +36,7 @@ test('conversations, versions and drafts survive a reload', async (t) => {
   assert.deepEqual(await texts(page), ['alpha', 'You said: alpha']);
   assert.equal(await page.innerText('.versions >> nth=1'), '1/2');
   assert.equal(await page.inputValue('#input'), 'half a thought');
-  assert.match(await page.innerText('.message.assistant .stats'), /tok\/s/);
+  assert.match(await page.innerText('.message.assistant .stats'), /to first token/);
   assert.match(await page.title(), /^alpha/);
   // Also from the other tab.
   await page.click('#server-tab');

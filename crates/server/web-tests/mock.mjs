@@ -76,7 +76,7 @@ class Reply {
         prompt_n: prompt - cached,
         prompt_ms: 40,
         predicted_n: this.tokens,
-        predicted_ms: 20 * this.tokens,
+        predicted_ms: 20 * (this.tokens - 1),
       },
     });
     this.event('[DONE]');
@@ -98,6 +98,9 @@ export class Mock {
 
   plan = PLAN;
 
+  /** The models whose plans were asked for. */
+  plans = [];
+
   status = {
     model: 'mock-model',
     uptime_s: 3725,
@@ -114,9 +117,9 @@ export class Mock {
     guessed_right: 75,
     tok_s: 42.5,
     requests: [
-      { id: 'r1', state: 'running', prompt_tokens: 800, generated_tokens: 150, age_s: 4.2 },
-      { id: 'r2', state: 'prefill', prompt_tokens: 300, generated_tokens: 0, age_s: 0.4 },
-      { id: 'r3', state: 'waiting', prompt_tokens: 64, generated_tokens: 0, age_s: 0.1 },
+      { id: 1, state: 'running', prompt_tokens: 800, generated_tokens: 150, age_s: 4.2 },
+      { id: 2, state: 'running', prompt_tokens: 300, generated_tokens: 0, age_s: 0.4 },
+      { id: 3, state: 'waiting', prompt_tokens: 64, generated_tokens: 0, age_s: 0.1 },
     ],
   };
 
@@ -166,6 +169,7 @@ export class Mock {
       if (this.status) json(this.status);
       else response.writeHead(500).end('{"error":{"message":"device lost"}}');
     } else if (pathname === '/plan.svg') {
+      this.plans.push(new URL(request.url, 'http://mock').searchParams.get('model'));
       if (this.plan) response.writeHead(200, { 'content-type': 'image/svg+xml' }).end(this.plan);
       else response.writeHead(404).end('{"error":{"message":"no plan"}}');
     } else await file(pathname, response);

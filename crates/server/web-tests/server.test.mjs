@@ -140,4 +140,18 @@ test('a key is asked for and used', async (t) => {
   await set(page, { max_tokens: '8' });
   await ask(page, 'Hi');
   assert.equal(await page.locator('.failure:not([hidden])').count(), 0);
+  // The plan as a page needs the key, too, which a link does not send.
+  await page.click('#server-tab');
+  await page.waitForSelector('#plan:not([hidden])');
+  const saved = page.waitForEvent('download');
+  await page.click('#plan-page');
+  assert.equal((await saved).suggestedFilename(), 'plan.html');
+});
+
+test('an answer of quadriga serve has the form of a schema', async (t) => {
+  const { page } = await open(t, { url });
+  await set(page, { max_tokens: '64', schema: JSON.stringify({ enum: ['certainly'] }) });
+  await ask(page, 'Are you sure?');
+  // It is shown as code.
+  assert.match((await texts(page))[1], /^json\s+"certainly"$/);
 });

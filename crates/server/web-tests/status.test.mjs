@@ -14,7 +14,7 @@ test('numbers, charts, pages, requests and the plan are shown', async (t) => {
   assert.match(await page.innerText('#status-pages'), /128 in use[\s\S]*256 cached[\s\S]*128 free/);
   assert.match(await page.innerText('#status-host'), /3\.0 MiB/);
   assert.equal(await page.locator('#status-requests tr').count(), 3);
-  assert.match(await page.innerText('#status-requests'), /r1\s+running\s+800\s+150/);
+  assert.match(await page.innerText('#status-requests'), /1\s+running\s+800\s+150/);
   await page.waitForSelector('#plan:not([hidden])');
   assert.ok(await page.evaluate(() => document.querySelector('#plan').naturalWidth > 0));
   assert.match(await page.getAttribute('.chart', 'aria-label'), /Tokens per second: tok\/s 42\.5 now/);
@@ -41,6 +41,12 @@ test('one of several models is watched', async (t) => {
   await page.selectOption('#status-models', 'large');
   await page.waitForSelector('.tile dd:text-is("22.0")');
   assert.match(await page.innerText('#status-tiles'), /Running\s+7/);
+  await until(() => mock.plans.at(-1) === 'large', 'the plan of the other model');
+  assert.match(await page.getAttribute('#plan-page', 'href'), /plan\?model=large$/);
+  // The same model, loaded again.
+  const { length } = mock.plans;
+  mock.status = { ...mock.status, models: mock.status.models.map((model) => ({ ...model, created: 2 })) };
+  await until(() => mock.plans.length > length, 'the new plan');
 });
 
 test('polls only while the tab is shown', async (t) => {

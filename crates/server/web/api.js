@@ -71,10 +71,16 @@ export class Client {
     return this.json('status', { signal });
   }
 
-  /** The picture of the plan, as a blob for an image element. */
-  async plan() {
-    const response = await this.request('plan.svg');
+  /** The picture of a model's plan, as a blob for an image element. */
+  async plan(model) {
+    const response = await this.request(planPath('plan.svg', model));
     return new Blob([await response.arrayBuffer()], { type: 'image/svg+xml' });
+  }
+
+  /** The page of a model's plan. */
+  async planPage(model) {
+    const response = await this.request(planPath('plan', model));
+    return new Blob([await response.arrayBuffer()], { type: 'text/html' });
   }
 
   /** Yields the chunks of a chat completion; throws an `ApiError` for an error event or an end before `[DONE]`. */
@@ -94,6 +100,11 @@ export class Client {
     }
     if (!finished) throw new ApiError('The server closed the connection before the answer was complete.');
   }
+}
+
+/** The path of a model's plan; without a model, of the first one's. */
+export function planPath(path, model) {
+  return model == null ? path : `${path}?model=${encodeURIComponent(model)}`;
 }
 
 function parseChunk(data) {

@@ -85,9 +85,9 @@ function finish(message, clock) {
   message.stats.stream_ms = performance.now() - clock.first;
 }
 
-/** Tokens per second: as the server measured them, or else as they arrived. */
+/** Tokens per second: as the server measured them, or else as they arrived. Either time begins with the first token. */
 export function tokensPerSecond(stats) {
-  if (stats.tokens > 0 && stats.predicted_ms > 0) return (1000 * stats.tokens) / stats.predicted_ms;
+  if (stats.tokens > 1 && stats.predicted_ms > 0) return (1000 * (stats.tokens - 1)) / stats.predicted_ms;
   const tokens = stats.tokens ?? stats.pieces ?? 0;
   return tokens > 1 && stats.stream_ms > 0 ? (1000 * (tokens - 1)) / stats.stream_ms : null;
 }

@@ -1,6 +1,7 @@
 // The tab "Server": what the server is doing now. Asks once a second, and only while it is shown.
 
 import { PartsBar, SPAN, TimeChart } from './charts.js';
+import { planPath } from './api.js';
 import { byId, el } from './dom.js';
 import { bytes, count, duration, percent, plural, rate } from './format.js';
 
@@ -46,6 +47,7 @@ export class ServerStatus {
     byId('status-charts').append(this.speed.element, this.load.element);
     byId('status-pages').append(this.pages.bar, this.pages.legend);
     byId('retry-plan').addEventListener('click', () => this.loadPlan());
+    byId('plan-page').addEventListener('click', (event) => this.openPlan(event));
     byId('status-models').addEventListener('change', () => {
       this.samples = [];
       this.schedule();
@@ -127,6 +129,30 @@ export class ServerStatus {
       .filter(Boolean)
       .join(' · ');
     drawRequests(requests);
+    this.updatePlan(status);
+  }
+
+  /** Loads the picture again once another model is shown, or the same one was loaded again. */
+  updatePlan({ model = null, created }) {
+    const shown = `${model} ${created}`;
+    if (shown === this.planShown) return;
+    this.planShown = shown;
+    this.planModel = model;
+    byId('plan-page').href = planPath('plan', model);
+    this.loadPlan();
+  }
+
+  /** A link sends no key: with one, the page is fetched and saved. */
+  async openPlan(event) {
+    if (!this.client.key()) return;
+    event.preventDefault();
+    try {
+      const link = el('a', { href: URL.createObjectURL(await this.client.planPage(this.planModel)), download: 'plan.html' });
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+    } catch (error) {
+      this.problem(error);
+    }
   }
 
   /** The numbers of the chosen model where several are loaded, else those of the server. */
@@ -161,8 +187,10 @@ export class ServerStatus {
   async loadPlan() {
     const image = byId('plan');
     const fallback = byId('no-plan');
+    const model = this.planModel;
     try {
-      const blob = await this.client.plan();
+      const blob = await this.client.plan(model);
+      if (model !== this.planModel) return;
       URL.revokeObjectURL(image.src);
       image.src = URL.createObjectURL(blob);
       await image.decode();
@@ -170,6 +198,7 @@ export class ServerStatus {
       fallback.hidden = true;
       this.planLoaded = true;
     } catch (error) {
+      if (model !== this.planModel) return;
       image.hidden = true;
       fallback.hidden = false;
       const reason =

@@ -54,6 +54,12 @@ impl Sim {
         self.inner.faults.plan(point, after, true);
     }
 
+    /// The first access to memory that was not ordered after those it conflicts with, if there was one: it was refused, and so is
+    /// every operation from then on, whatever faults are cleared. A caller that tries again after an error cannot hide it.
+    pub fn unordered_access(&self) -> Option<String> {
+        self.inner.faults.unordered()
+    }
+
     /// Removes injected faults and restores a lost device.
     pub fn clear_faults(&self) {
         self.inner.faults.clear();
@@ -145,8 +151,9 @@ impl Backend for Sim {
     }
 
     fn weight_layout(&self, weight: &Tensor, uses: &[(&Op, usize)]) -> WeightLayout {
-        let only_mul_mat = !uses.is_empty() && uses.iter().all(|(op, at)| **op == Op::MulMat && *at == 0);
-        let layout = if self.inner.settings.packs && only_mul_mat { PACKED } else { Layout::Plain };
+        let is_matmul = |op: &Op| matches!(op, Op::MulMat | Op::MulMatId);
+        let only_matmuls = !uses.is_empty() && uses.iter().all(|(op, at)| is_matmul(op) && *at == 0);
+        let layout = if self.inner.settings.packs && only_matmuls { PACKED } else { Layout::Plain };
         WeightLayout { layout, bytes: self.storage_bytes(weight), mappable: layout == Layout::Plain }
     }
 

@@ -1,4 +1,5 @@
-//! Fault injection: the n-th operation of a kind fails, or the device is lost with it.
+//! Faults of a device: the n-th operation of a kind fails, or the device is lost with it; and after an access that the
+//! happens-before checker refused, every operation fails.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -53,21 +54,24 @@ struct FaultState {
     /// The injected fault: where, at which attempt, and whether the device is lost.
     planned: Option<(FaultPoint, u64, bool)>,
     lost: bool,
+    /// The first access that the happens-before checker refused.
+    unordered: Option<String>,
 }
 
 /// The faults of a device.
 #[derive(Default)]
-pub(crate) struct InjectedFaults {
+pub(crate) struct DeviceFaults {
     state: Mutex<FaultState>,
 }
 
-impl InjectedFaults {
+impl DeviceFaults {
     pub(crate) fn plan(&self, point: FaultPoint, after: u64, lose: bool) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let at = state.counts.of(point) + after;
         state.planned = Some((point, at, lose));
     }
 
+    /// Removes injected faults. A refused access stays: it is a mistake of whoever uses the device, not a fault of the device.
     pub(crate) fn clear(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.planned = None;
@@ -76,6 +80,18 @@ impl InjectedFaults {
 
     pub(crate) fn counts(&self) -> FaultCounts {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).counts
+    }
+
+    /// Notes an access that the happens-before checker refused. From now on every operation fails with it: a caller that tries
+    /// again after an error has waited for the device by then, and would find nothing wrong.
+    pub(crate) fn note_unordered(&self, reason: String) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.unordered.get_or_insert(reason);
+    }
+
+    /// The first access that the happens-before checker refused.
+    pub(crate) fn unordered(&self) -> Option<String> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).unordered.clone()
     }
 
     /// Counts an attempt; an error if it fails or the device is lost.
@@ -105,13 +121,21 @@ impl InjectedFaults {
         alive(&state, backend)
     }
 
-    /// An error if the device is lost.
+    /// An error if the device is lost, or an access was refused.
     pub(crate) fn alive(&self, backend: &str) -> Result<(), BackendError> {
         alive(&self.state.lock().unwrap_or_else(PoisonError::into_inner), backend)
     }
 }
 
+/// The error of an access that the happens-before checker refused.
+pub(crate) fn unordered(backend: &str, reason: String) -> BackendError {
+    BackendError::Failed { backend: backend.to_owned(), what: "ordering accesses to memory", reason }
+}
+
 fn alive(state: &FaultState, backend: &str) -> Result<(), BackendError> {
+    if let Some(reason) = &state.unordered {
+        return Err(unordered(backend, reason.clone()));
+    }
     if state.lost {
         let reason = "fault injected".to_owned();
         return Err(BackendError::Lost { backend: backend.to_owned(), reason });

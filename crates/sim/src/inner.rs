@@ -6,14 +6,16 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use quadriga_graph::{Fingerprint, Graph};
+use quadriga_runtime::BackendError;
 
-use crate::faults::InjectedFaults;
+use crate::faults::{DeviceFaults, unordered};
+use crate::order::Unordered;
 use crate::settings::SimSettings;
 
 /// Settings, faults, counters and clock of a device.
 pub(crate) struct DeviceInner {
     pub(crate) settings: SimSettings,
-    pub(crate) faults: InjectedFaults,
+    pub(crate) faults: DeviceFaults,
     /// Allocated bytes.
     pub(crate) used: AtomicU64,
     /// Tensors that were placed and not yet released.
@@ -34,7 +36,7 @@ impl DeviceInner {
     pub(crate) fn new(settings: SimSettings) -> DeviceInner {
         DeviceInner {
             settings,
-            faults: InjectedFaults::default(),
+            faults: DeviceFaults::default(),
             used: AtomicU64::new(0),
             tensors: AtomicU64::new(0),
             latest: AtomicU64::new(0),
@@ -48,6 +50,13 @@ impl DeviceInner {
     /// Bytes that can still be allocated.
     pub(crate) fn free(&self) -> u64 {
         self.settings.capacity.saturating_sub(self.used.load(Ordering::Relaxed))
+    }
+
+    /// Refuses an access that is not ordered after those it conflicts with, and every operation after it.
+    pub(crate) fn refuse(&self, access: &Unordered) -> BackendError {
+        let reason = access.to_string();
+        self.faults.note_unordered(reason.clone());
+        unordered(&self.settings.name, reason)
     }
 
     /// The address of a new buffer: no two buffers overlap, also not with those that are gone.

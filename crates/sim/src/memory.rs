@@ -8,7 +8,7 @@ use quadriga_runtime::{BackendError, Buffer, Usage, check_range};
 
 use crate::faults::FaultPoint;
 use crate::inner::DeviceInner;
-use crate::order::{Moment, Shadow, host_moment};
+use crate::order::{Moment, Shadow, Unordered, host_moment};
 
 /// The content of fresh memory: a read before the first write yields garbage.
 const FRESH: u8 = 0xa5;
@@ -56,19 +56,17 @@ impl SimBuffer {
         Arc::ptr_eq(&self.device, device)
     }
 
-    /// An error if an access is not ordered after those it conflicts with. It is not recorded.
+    /// An error if an access is not ordered after those it conflicts with. It is not recorded; the device refuses everything from
+    /// then on.
     pub(crate) fn check_access(
         &self,
         (offset, bytes): (usize, usize),
         write: bool,
         at: &Moment,
-    ) -> Result<(), BackendError> {
+    ) -> Result<(), Unordered> {
         let Some(shadow) = &self.shadow else { return Ok(()) };
-        shadow.check(offset, bytes, write, at).map_err(|unordered| BackendError::Failed {
-            backend: self.device.settings.name.clone(),
-            what: "ordering accesses to memory",
-            reason: unordered.to_string(),
-        })
+        let checked = shadow.check(offset, bytes, write, at);
+        checked.inspect_err(|access| self.device.faults.note_unordered(access.to_string()))
     }
 
     /// Records an access that was checked.
@@ -84,7 +82,7 @@ impl SimBuffer {
             return Ok(());
         }
         let now = host_moment();
-        self.check_access(range, write, &now)?;
+        self.check_access(range, write, &now).map_err(|access| self.device.refuse(&access))?;
         self.record_access(range, write, &now);
         Ok(())
     }

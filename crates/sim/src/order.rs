@@ -252,6 +252,15 @@ mod tests {
     }
 
     #[test]
+    fn a_refused_access_is_none() {
+        let (shadow, mut one, mut two) = (Shadow::default(), QueueClock::new(), QueueClock::new());
+        shadow.access(0, 8, true, &one.submit()).unwrap();
+        assert!(shadow.access(0, 16, true, &two.submit()).is_err());
+        // Neither the bytes that were in conflict nor the others were written.
+        shadow.access(0, 16, true, &one.submit()).unwrap();
+    }
+
+    #[test]
     fn another_queue_must_wait_for_a_write_and_for_reads() {
         let (shadow, mut one, mut two) = (Shadow::default(), QueueClock::new(), QueueClock::new());
         shadow.access(0, 8, true, &one.submit()).unwrap();

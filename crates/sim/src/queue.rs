@@ -5,14 +5,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use quadriga_runtime::{BackendError, Event, Program, Queue, Region, SliceSelection, check_range};
+use quadriga_graph::Tensor;
+use quadriga_runtime::{
+    BackendError, Event, Layout, Program, Queue, Region, SliceSelection, check_range, copy_plain_slice,
+};
 
 use crate::event::{EventInner, SimEvent};
 use crate::faults::FaultPoint;
 use crate::inner::DeviceInner;
 use crate::memory::SimBuffer;
 use crate::order::{QueueClock, host_joins};
-use crate::program::{NodeBuffers, ProgramSteps, SimProgram, get, put};
+use crate::program::{NodeBuffers, PACKED, ProgramSteps, SimProgram, get, put};
 use crate::settings::Clock;
 use crate::slices::{self, SliceCopy};
 
@@ -21,6 +24,8 @@ enum Command {
     Write(Region, Vec<u8>),
     Read(Region),
     Copy(Region, Region),
+    /// Packs the bytes of one region into another of this device.
+    Pack(Region, Region),
     /// Copies selected slices, or those that were selected last.
     CopySlices(SliceCopy),
     /// Runs a program, optionally timing its steps.
@@ -118,6 +123,12 @@ impl QueueWorker {
                 get(from, &mut self.bytes)?;
                 put(to, &self.bytes)
             }
+            Command::Pack(from, to) => {
+                self.transfer(0)?;
+                get(from, &mut self.bytes)?;
+                self.bytes.iter_mut().for_each(|byte| *byte = !*byte);
+                put(to, &self.bytes)
+            }
             Command::CopySlices(slices) => {
                 let bytes = slices.run(&mut self.bytes)?;
                 self.transfer(bytes)
@@ -199,7 +210,9 @@ fn accesses(command: &Command) -> impl Iterator<Item = (&Region, bool)> {
     let (some, steps) = match command {
         Command::Write(to, _) => ([None, None, Some((to, true))], None),
         Command::Read(from) => ([None, Some((from, false)), None], None),
-        Command::Copy(from, to) => ([None, Some((from, false)), Some((to, true))], None),
+        Command::Copy(from, to) | Command::Pack(from, to) => {
+            ([None, Some((from, false)), Some((to, true))], None)
+        }
         Command::CopySlices(slices) => (slices.accesses(), None),
         Command::Run(steps, _) => ([None; 3], Some(steps)),
         Command::Record(..) | Command::Wait(..) | Command::Stop => ([None; 3], None),
@@ -278,7 +291,8 @@ impl SimQueue {
         // All are checked before any is recorded: a refused command has accessed nothing.
         for (region, write) in accesses(command) {
             if let Some(buffer) = sim_buffer(region) {
-                buffer.check_access((region.offset, region.bytes), write, &at)?;
+                let checked = buffer.check_access((region.offset, region.bytes), write, &at);
+                checked.map_err(|access| self.device.refuse(&access))?;
             }
         }
         for (region, write) in accesses(command) {
@@ -385,6 +399,23 @@ impl Queue for SimQueue {
         }
         self.enqueue(Command::Copy(from.clone(), to.clone()))?;
         Ok(true)
+    }
+
+    fn load_slice(
+        &mut self,
+        _: &Tensor,
+        layout: Layout,
+        index: usize,
+        from: &Region,
+        to: &Region,
+    ) -> Result<(), BackendError> {
+        if layout != PACKED {
+            return copy_plain_slice(self, index, from, to);
+        }
+        let slice = to.part(index.saturating_mul(from.bytes), from.bytes)?;
+        self.own(from)?;
+        self.own(&slice)?;
+        self.enqueue(Command::Pack(from.clone(), slice))
     }
 
     fn copy_slices(

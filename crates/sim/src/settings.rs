@@ -83,7 +83,8 @@ impl SimSettings {
     }
 
     /// Checks that every access to device memory happens after the accesses it conflicts with, by events or waits of
-    /// the host; a command that does not is refused with an error, whatever the timing [default: in debug builds].
+    /// the host; a command that does not is refused with an error, whatever the timing, and so is everything after it
+    /// ([`Sim::unordered_access`](crate::Sim::unordered_access)) [default: in debug builds].
     pub fn check_order(mut self, check: bool) -> SimSettings {
         self.check_order = check;
         self
@@ -144,7 +145,7 @@ impl SimSettings {
         self
     }
 
-    /// Packs weights that are only used by `mul_mat`.
+    /// Packs weights that are only used by `mul_mat` and `mul_mat_id`, and slices that are written into them.
     pub fn packs_weights(mut self) -> SimSettings {
         self.packs = true;
         self

@@ -53,7 +53,9 @@ fn run(session: &mut Session) -> Vec<f32> {
 
 fn backends() -> Vec<Arc<dyn Backend>> {
     let cpu = quadriga_cpu::Backend::builder().threads(2).build().unwrap();
-    vec![Arc::new(cpu), Sim::new("sim:0").build(), Sim::new("sim:1").isolated().build()]
+    let sims = ["sim:0", "sim:1", "sim:2"].map(Sim::new);
+    let [plain, isolated, packing] = sims;
+    vec![Arc::new(cpu), plain.build(), isolated.isolated().build(), packing.packs_weights().build()]
 }
 
 #[test]

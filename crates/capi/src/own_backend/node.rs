@@ -210,6 +210,7 @@ fn numbers(op: &Op) -> Vec<(&'static str, f64)> {
             ("used", count(select.used)),
             ("groups", count(select.groups)),
             ("groups_used", count(select.groups_used)),
+            ("group_scores", count(select.group_score.summed())),
         ],
         Op::ExpertWeights(weights) => vec![
             ("softmax", flag(weights.softmax)),

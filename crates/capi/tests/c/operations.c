@@ -145,6 +145,8 @@ static void matrices(void) {
   qd_tensor table = qd_state(g, "table", QD_DTYPE_F32, D(3, 2));
   EXPECT(qd_set_rows(g, table, numbers(D(1, 2), F(8, 9)), indices(D(1), I(1))), D(3, 2), F(0, 0, 8, 9, 0, 0));
   EXPECT(qd_select_experts(g, numbers(D(1, 4), F(1, 4, 3, 2)), 2, 1, 1), D(1, 2), F(1, 2));
+  EXPECT(qd_select_experts(g, numbers(D(1, 4), F(4, 4, 7, 0)), 1, 2, 1), D(1, 1), F(0));
+  EXPECT(qd_select_experts_by_largest(g, numbers(D(1, 4), F(4, 4, 7, 0)), 1, 2, 1), D(1, 1), F(2));
   EXPECT(qd_expert_weights(g, numbers(D(1, 3), F(0.2f, 0.3f, 0.5f)), indices(D(1, 2), I(2, 1)), 0, 1, 4), D(1, 2), F(2.5f, 1.5f));
   EXPECT(qd_expert_weights(g, numbers(D(1, 3), F(0, 0, 1.098612f)), indices(D(1, 2), I(2, 1)), 1, 0, 4), D(1, 2), F(3, 1));
   EXPECT(qd_add_id(g, numbers(D(1, 2, 1), F(1, 2)), numbers(D(2, 1), F(10, 20)), indices(D(1, 2), I(1, 0))), D(1, 2, 1), F(21, 12));

@@ -27,6 +27,14 @@ pub(crate) struct GrammarOptions {
 }
 
 impl GrammarOptions {
+    /// Whether there is one.
+    pub(super) fn is_given(&self) -> bool {
+        self.grammar.is_some()
+            || self.grammar_file.is_some()
+            || self.json_schema.is_some()
+            || self.json_schema_file.is_some()
+    }
+
     /// The grammar, if there is one.
     pub(super) fn grammar(&self) -> Outcome<Option<Grammar>> {
         if let Some(text) = &self.json_schema {

@@ -10,6 +10,7 @@ use quadriga_llm::judge::{ExactCase, Judgement};
 
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
+use crate::ranks;
 
 /// Arguments of `quadriga eval`.
 #[derive(clap::Args)]
@@ -36,7 +37,8 @@ names that results have (tokens, top5, nll)."#;
 
 /// Prints one JSON object per line.
 pub(crate) fn eval(arguments: &EvalArgs) -> Outcome {
-    let cases = read(&arguments.cases)?;
+    // Only the first rank has files and standard input, and so knows the cases.
+    let cases = if ranks::follows() { Vec::new() } else { read(&arguments.cases)? };
     let mut out = io::stdout().lock();
     let verdict = compute(&arguments.model, &cases, &mut |result| {
         serde_json::to_writer(&mut out, result)?;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use quadriga_cluster::Planned;
 use quadriga_graph::{DType, PAGE_SLOTS};
+use quadriga_llm::placement::Straggler;
 use quadriga_llm::serving::BatcherOptions;
 use quadriga_llm::{EngineOptions, Link, Parallelism};
 use quadriga_runtime::{Backend, BackendLine, Explanation, Plan};
@@ -68,9 +69,12 @@ pub(crate) struct PlanArgs {
         value_parser = values::whole
     )]
     rank: Option<usize>,
-    /// Link between the ranks of --ranks: bits per second and perhaps a latency, such as 25G or 100G,2us, or memory
-    #[arg(long, value_name = "RATE", requires = "ranks", default_value = "25G", value_parser = Link::from_str)]
-    link: Link,
+    /// Simulate the ranks of --ranks, too: clocks execute their plans over the link
+    #[arg(long, requires = "ranks", conflicts_with = "rank")]
+    simulate: bool,
+    /// Slow down a rank of --simulate: a factor, and the rank or random for another one in each step, such as 1.2,3
+    #[arg(long, value_name = "FACTOR", requires = "simulate", value_parser = Straggler::from_str)]
+    straggler: Option<Straggler>,
     /// List every node with its device and the reason for it
     #[arg(long)]
     nodes: bool,
@@ -166,6 +170,9 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
     let outline = arguments.preset.map(|preset| synth::outline(preset, arguments.dtype, folder.path()));
     let outline = outline.transpose()?;
     let model = arguments.model.with_file(arguments.file.as_deref().or(outline.as_deref()));
+    if model.link.is_some() && arguments.ranks.is_none() {
+        return Err(Failure::Usage("--link needs --ranks N: one machine exchanges nothing".to_owned()));
+    }
     let (opened, opening) = model.open()?;
     let devices = model.open_devices()?;
     let engine = match arguments.parallel {
@@ -181,9 +188,11 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Outcome {
     let prepared = whole.place_on(opened, opening, &engine, Some(devices))?;
     let prepared = if let Some(ranks) = arguments.ranks {
         let rates = |ranks: usize| known_limits::rates_of_ranks(model.cache_dir(), &prepared.devices, ranks);
-        let requests = arguments.parallel.unwrap_or(1);
-        let report =
-            RankReport::new(&prepared, model.parallelism, (ranks, requests), (arguments.link, &rates))?;
+        let (requests, link) = (arguments.parallel.unwrap_or(1), model.link.unwrap_or(Link::NETWORK));
+        let mut report = RankReport::new(&prepared, model.parallelism, (ranks, requests), (link, &rates))?;
+        if arguments.simulate {
+            report.simulate(&prepared, &rates, arguments.straggler)?;
+        }
         let Some(rank) = arguments.rank else {
             let free = prepared.devices.cpu().device().free_bytes;
             if let Some(shortage) = report.shortage(free).filter(|_| !model.quiet) {
@@ -296,7 +305,7 @@ fn about(prepared: &Prepared) -> String {
 /// Lines about layers that do not keep the whole context, and their checkpoints.
 fn kept_states(prepared: &Prepared) -> Vec<String> {
     let (options, model) = (&prepared.options, &prepared.model);
-    let checkpoints = |bytes: u64| match options.checkpoints {
+    let checkpoints = |bytes: u64, count: usize| match count {
         0 => String::new(),
         count => {
             let count = plural(count, "checkpoint", "checkpoints");
@@ -306,12 +315,13 @@ fn kept_states(prepared: &Prepared) -> Vec<String> {
     let windows = options.window_savings(model).map(|windows| {
         let [own, full] = [windows.own, windows.full].map(size::text);
         let layers = plural(windows.layers, "layer", "layers");
-        let kept = checkpoints(windows.checkpoints);
+        let kept = checkpoints(windows.checkpoints, options.kept_windows());
         format!("sliding windows in {layers}: {own} of KV cache instead of {full}{kept}")
     });
     let recurrent = options.recurrent_states(model).map(|states| {
         let layers = plural(states.layers, "layer", "layers");
-        let (bytes, kept) = (size::text(states.bytes), checkpoints(states.checkpoints));
+        let kept = checkpoints(states.checkpoints, options.kept_states());
+        let bytes = size::text(states.bytes);
         format!("recurrent states of {layers}: {bytes} whatever the context{kept}")
     });
     let layers = model.hyperparameters().layers.iter().enumerate();

@@ -125,6 +125,10 @@ impl PlacementReport {
         if self.expert_options.len() > 1 {
             let options: Vec<String> = self.expert_options.iter().map(expert_option).collect();
             writeln!(out, "Compared for experts: {}.", options.join("; "))?;
+            writeln!(
+                out,
+                "Chosen is the fastest for 512 tokens in and 128 out, of those that lose at most 2 % to whole layers if all experts are used equally often."
+            )?;
         }
         writeln!(out, "{}", sources(rates, &names))?;
         if let Some(next) = &self.next_gigabyte {
@@ -192,6 +196,9 @@ fn sources(rates: &[Rates], names: &[&str]) -> String {
 /// What one more gigabyte would change.
 fn sentence(next: &NextGigabyte) -> String {
     let [before, after] = next.decode;
+    if after <= before {
+        return format!("One more GiB on {} would not make answers faster.", next.device);
+    }
     if next.expert_slots > 0 {
         let slots = plural(next.expert_slots, "more expert", "more experts");
         let (device, before, after) = (&next.device, speed(before), speed(after));

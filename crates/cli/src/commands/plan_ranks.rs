@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use quadriga_llm::placement::{GridPlan, Placement, RankPlan};
+use quadriga_llm::placement::{GridPlan, Placement, RankPlan, SimulatedRun, Straggler};
 use quadriga_llm::{Grid, Link, MOST_HELD, Parallelism, within_share};
 use quadriga_runtime::Rates;
 use quadriga_view::format::{count, plural, seconds};
@@ -24,10 +24,26 @@ pub(crate) struct RankReport {
     alone: GridPlan,
     /// Others that the model allows, the widest first.
     others: Vec<GridPlan>,
+    /// The division that ranks take by themselves, which compare divisions before any is planned.
+    ranks_choose: String,
     /// Those that it does not allow, and why.
     refused: Vec<(String, String)>,
+    /// The chosen division and one rank alone in simulated time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    simulation: Option<SimulationReport>,
     #[serde(skip)]
     link: Link,
+}
+
+/// What ranks reach in simulated time.
+#[derive(Serialize)]
+struct SimulationReport {
+    chosen: SimulatedRun,
+    alone: SimulatedRun,
+    /// The speed of the chosen division, as a share of that of so many ranks alone.
+    efficiency: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    with_straggler: Option<SimulatedRun>,
 }
 
 impl RankReport {
@@ -39,10 +55,7 @@ impl RankReport {
     ) -> Outcome<RankReport> {
         let Prepared { model, devices, options, placement, placed, .. } = prepared;
         let plan = |grid: Grid| {
-            // The ranks of a stage compute at once.
-            let shared = link.is_memory && grid.tensor > 1;
-            let shared = shared.then(|| Placement { rates: rates(grid.tensor), ..placement.clone() });
-            let placement = shared.as_ref().unwrap_or(placement);
+            let placement = placement_of(placement, grid, &link, rates);
             placement.plan_ranks(model, devices, options, placed, (grid, &link, requests))
         };
         let (mut plans, mut refused) = (Vec::new(), Vec::new());
@@ -70,7 +83,33 @@ impl RankReport {
         };
         let chosen = plans.remove(fastest);
         let alone = plan(Grid { tensor: 1, pipeline: 1 })?;
-        Ok(RankReport { chosen, alone, others: plans, refused, link })
+        let own =
+            placement.grid_of_ranks(model, devices, options, (ranks, parallelism), (&link, requests))?;
+        let ranks_choose = own.to_string();
+        Ok(RankReport { chosen, alone, others: plans, ranks_choose, refused, simulation: None, link })
+    }
+
+    /// Simulates the division that was chosen and one rank alone, with a straggler, too, if one is given.
+    pub(crate) fn simulate(
+        &mut self,
+        prepared: &Prepared,
+        rates: &RatesOfRanks<'_>,
+        straggler: Option<Straggler>,
+    ) -> Outcome {
+        let Prepared { model, devices, options, placement, placed, .. } = prepared;
+        let (link, requests) = (self.link, self.chosen.requests);
+        let simulation = |grid: Grid| {
+            let placement = placement_of(placement, grid, &link, rates);
+            placement.simulate_ranks(model, devices, options, placed, (grid, requests, link.is_memory))
+        };
+        let grid = self.grid();
+        let ranks = simulation(grid)?;
+        let (chosen, alone) =
+            (ranks.run(&link, None)?, simulation(Grid { tensor: 1, pipeline: 1 })?.run(&link, None)?);
+        let efficiency = chosen.tokens_per_second / alone.tokens_per_second / grid.ranks() as f64;
+        let with_straggler = straggler.map(|straggler| ranks.run(&link, Some(straggler))).transpose()?;
+        self.simulation = Some(SimulationReport { chosen, alone, efficiency, with_straggler });
+        Ok(())
     }
 
     /// The division that was chosen.
@@ -151,6 +190,21 @@ impl RankReport {
             },
         )?;
         writeln!(out, "Expected: {}; one rank alone {}.", speeds(&self.chosen), speeds(&self.alone))?;
+        if let Some(simulated) = &self.simulation {
+            let SimulationReport { chosen, alone, efficiency, with_straggler } = simulated;
+            writeln!(
+                out,
+                "Simulated: {:.1} tok/s, bound by {}; one rank alone {:.1} tok/s, so {:.0} % of what the ranks could; ranks compute {:.0} % of the time.",
+                chosen.tokens_per_second,
+                chosen.bound,
+                alone.tokens_per_second,
+                100.0 * efficiency,
+                100.0 * chosen.busy
+            )?;
+            if let Some(late) = with_straggler {
+                writeln!(out, "With a straggler: {:.1} tok/s.", late.tokens_per_second)?;
+            }
+        }
         let faster = |other: &&GridPlan| {
             other.shares_keys && other.requests_tokens_per_second > self.chosen.requests_tokens_per_second
         };
@@ -169,6 +223,14 @@ impl RankReport {
             }
         };
         writeln!(out, "{why}.")?;
+        let own = words(&self.chosen);
+        if self.ranks_choose != own {
+            writeln!(
+                out,
+                "Ranks by themselves take {}, by a coarser estimate; --parallelism {own} gives this one.",
+                self.ranks_choose
+            )?;
+        }
         for other in &self.others {
             writeln!(out, "  {}: {}", words(other), speeds(other))?;
         }
@@ -176,6 +238,14 @@ impl RankReport {
             writeln!(out, "  {grid}: {reason}")?;
         }
         Ok(())
+    }
+}
+
+/// The placement with the rates of one of a grid's ranks: where all are on this machine, the ranks of a stage compute at once.
+fn placement_of(placement: &Placement, grid: Grid, link: &Link, rates: &RatesOfRanks<'_>) -> Placement {
+    match link.is_memory && grid.tensor > 1 {
+        true => Placement { rates: rates(grid.tensor), ..placement.clone() },
+        false => placement.clone(),
     }
 }
 

@@ -54,7 +54,7 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
     arguments.cache.check()?;
     let mut options = arguments.answer.generator(&model)?;
     let seed = options.sampling.seed;
-    options.engine.neurons.observe = arguments.record.counts_neurons();
+    arguments.record.count_neurons(&mut options.engine);
     let mut prepared = model.prepare(&options.engine)?;
     arguments.answer.set_template(&mut prepared)?;
     let context = prepared.options.context;
@@ -138,6 +138,13 @@ pub(crate) fn run(arguments: &RunArgs) -> Outcome {
             );
             Ok(())
         }
+        Some(Finish::Length) if arguments.answer.is_constrained() && !model.quiet => {
+            let tokens = plural(answered.answer.0, "token", "tokens");
+            note!(
+                "quadriga: the answer was cut off after {tokens} (-n): it may not satisfy its schema or grammar"
+            );
+            Ok(())
+        }
         Some(_) => Ok(()),
     }
 }
@@ -154,13 +161,16 @@ fn prompt(arguments: &RunArgs, words: &[String]) -> Outcome<String> {
     if let Some(prompt) = &arguments.prompt {
         return Ok(prompt.clone());
     }
+    // Only the first rank has files and standard input.
+    if ranks::follows() {
+        return Ok(String::new());
+    }
     if let Some(path) = &arguments.file {
         let bytes = std::fs::read(path).map_err(|error| Failure::file("read", path, &error))?;
         return piped_input::text(bytes, &path.display().to_string());
     }
     let words = words.join(" ");
-    // Only the first rank has standard input.
-    if ranks::follows() || ranks::may_never_end_input() && !words.is_empty() {
+    if ranks::may_never_end_input() && !words.is_empty() {
         return Ok(words);
     }
     match piped_input::read(!words.is_empty() && !arguments.model.quiet)? {

@@ -54,6 +54,14 @@ impl CommandOutput {
         self
     }
 
+    /// Without the line that says that the default model is downloaded, if it was.
+    pub fn without_download(mut self) -> CommandOutput {
+        if self.err.starts_with("quadriga: downloading the default model, ") {
+            self.err = self.err.split_once('\n').map(|(_, rest)| rest.to_owned()).unwrap_or_default();
+        }
+        self
+    }
+
     /// Asserts a usage error of the argument parser, which prints several lines.
     #[track_caller]
     pub fn failed_usage(self) -> CommandOutput {

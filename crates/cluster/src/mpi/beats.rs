@@ -1,6 +1,7 @@
 //! Heartbeats: words in shared memory, or messages between all pairs of ranks.
 
 use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,7 +18,8 @@ const HEAD: usize = 12;
 /// How this rank's heartbeats reach others, and theirs this rank.
 pub(super) enum Beats<H> {
     Shared(Arc<Segment>),
-    Messages(Vec<Peer<H>>),
+    /// Kept for ever unless they are freed: MPI may write to their buffers until then, also after a panic of the communication thread.
+    Messages(ManuallyDrop<Vec<Peer<H>>>),
 }
 
 /// Persistent requests to and from another rank. Their buffers stay in place until the requests are freed.
@@ -63,15 +65,20 @@ impl<H: Handle> Beats<H> {
             }
             peers.push(peer);
         }
-        Ok(Beats::Messages(peers))
+        Ok(Beats::Messages(ManuallyDrop::new(peers)))
     }
 
     /// Sends a heartbeat, and an error of this rank with it.
     pub(super) fn send(&mut self, api: &Api<H>, failed: Option<&str>) -> Result<(), ClusterError> {
         match self {
-            Beats::Shared(segment) => segment.beat(),
+            Beats::Shared(segment) => {
+                if let Some(text) = failed {
+                    segment.publish_failure(text);
+                }
+                segment.beat();
+            }
             Beats::Messages(peers) => {
-                for peer in peers {
+                for peer in &mut **peers {
                     peer.send(api, failed)?;
                 }
             }
@@ -85,7 +92,7 @@ impl<H: Handle> Beats<H> {
             Beats::Shared(segment) => Ok(segment.published_failure()),
             Beats::Messages(peers) => {
                 let mut failed = None;
-                for peer in peers {
+                for peer in &mut **peers {
                     while let Some(message) = peer.receive(api)? {
                         failed = failed.or(message.map(|text| (peer.rank, text)));
                     }
@@ -101,7 +108,7 @@ impl<H: Handle> Beats<H> {
             Beats::Shared(segment) => segment.beats().collect(),
             Beats::Messages(peers) => {
                 let mut numbers = vec![0; size];
-                for peer in peers {
+                for peer in &**peers {
                     if let Some(number) = numbers.get_mut(peer.rank) {
                         *number = peer.number;
                     }
@@ -120,7 +127,7 @@ impl<H: Handle> Beats<H> {
             if busy == 0 {
                 return;
             }
-            for peer in &mut *peers {
+            for peer in &mut **peers {
                 drop(peer.receive(api));
             }
             std::thread::yield_now();
@@ -131,7 +138,7 @@ impl<H: Handle> Beats<H> {
     pub(super) fn free(&mut self, api: &Api<H>) -> bool {
         let Beats::Messages(peers) = self else { return true };
         let f = &api.functions;
-        for peer in &mut *peers {
+        for peer in &mut **peers {
             // SAFETY: requests of this rank; a receive that is cancelled completes at once or with its message.
             unsafe {
                 (f.cancel)(&mut peer.receive);

@@ -142,8 +142,8 @@ functions! {
     comm_split_type = "MPI_Comm_split_type" (H, c_int, c_int, H, *mut H);
     comm_free = "MPI_Comm_free" (*mut H);
     comm_set_errhandler = "MPI_Comm_set_errhandler" (H, H);
-    barrier = "MPI_Barrier" (H);
     allgather = "MPI_Allgather" (*const c_void, c_int, H, *mut c_void, c_int, H, H);
+    ibarrier = "MPI_Ibarrier" (H, *mut H);
     iallreduce = "MPI_Iallreduce" (*const c_void, *mut c_void, c_int, H, H, H, *mut H);
     iallgatherv = "MPI_Iallgatherv" (*const c_void, c_int, H, *mut c_void, *const c_int, *const c_int, H, H, *mut H);
     ireduce_scatter = "MPI_Ireduce_scatter" (*const c_void, *mut c_void, *const c_int, H, H, H, *mut H);

@@ -1,7 +1,8 @@
 //! Ranks that are processes, over an MPI library that is loaded at run time.
 //!
 //! MPI is called by one thread of its own (`MPI_THREAD_FUNNELED`), which also sends and watches heartbeats. Operations are
-//! non-blocking there and are polled, so that no rank that hangs can block another for ever.
+//! non-blocking there and are polled, so that no rank that hangs can block another for ever. MPI has its start, groups and its end only
+//! as calls that wait: those have a limit, after which the process can only end.
 
 mod abi;
 mod beats;
@@ -24,8 +25,14 @@ use crate::communicator::{Communicator, Limits};
 use crate::error::ClusterError;
 use crate::launcher::launched;
 use crate::operation::Operation;
+use crate::overlap::during;
 use crate::shared_memory::{Cursor, Outbox, Patience};
 use crate::watch::lock;
+
+/// The least time that ranks have for a call of MPI that waits for all of them, when they have just met.
+const LEAST_WAIT: Duration = Duration::from_secs(10);
+/// How long the communication thread has to tell others of an error, or to end all ranks.
+const LAST_CALL: Duration = Duration::from_secs(5);
 
 /// How to start MPI.
 #[derive(Clone, Debug)]
@@ -64,7 +71,6 @@ pub struct Mpi {
     facts: Facts,
     /// This rank's number among all that were started, where this is a group of them.
     world_rank: usize,
-    shared_memory: bool,
     link: Arc<Link>,
     limits: Limits,
     /// Held while an operation runs, with how far this rank is in shared memory.
@@ -78,7 +84,8 @@ impl Mpi {
     /// Loads MPI, starts it on a thread of its own and meets the other ranks.
     ///
     /// # Errors
-    /// No library, one that cannot be used, or ranks that do not meet.
+    /// No library, one that cannot be used, or ranks that do not meet within [`Limits::start`]. After [`ClusterError::Start`], MPI's thread
+    /// still waits for them: [`end_process`](crate::end_process) is the end that does not.
     pub fn start(options: &MpiOptions) -> Result<Mpi, ClusterError> {
         let launch = launched();
         let loaded = load(options.library.as_deref(), launch.map(|(family, _)| family))?;
@@ -132,7 +139,7 @@ impl Mpi {
         }
         let order = Mutex::new(Cursor::new());
         let (world_rank, outbox, thread) = (facts.rank, Arc::default(), Mutex::new(Some(thread)));
-        Ok(Mpi { facts, world_rank, shared_memory, link, limits, order, outbox, thread })
+        Ok(Mpi { facts, world_rank, link, limits, order, outbox, thread })
     }
 
     /// The library's path or name.
@@ -153,12 +160,12 @@ impl Mpi {
     /// Waits for all ranks and ends MPI. Nothing is done after a failure.
     ///
     /// # Errors
-    /// The failure, or that of a rank that does not come.
+    /// The failure, or that of a rank that does not come. [`Mpi::abort`] is what is left then.
     pub fn finish(&self) -> Result<(), ClusterError> {
         self.barrier()?;
         let done = Arc::new(Done::default());
         self.link.push(Command::Finish(Arc::clone(&done)));
-        done.wait()?;
+        self.link.wait(&done, "MPI_Finalize", self.meeting())?;
         if let Some(thread) = lock(&self.thread).take() {
             // A panic of the thread has been reported as a failure.
             drop(thread.join());
@@ -166,12 +173,22 @@ impl Mpi {
         Ok(())
     }
 
-    /// Ends this process and, through the launcher, all ranks, also those that hang: for use after a failure. Returns only if
-    /// MPI has ended already.
+    /// Ends this process and, through the launcher, all ranks, also those that hang: for use after a failure. Where MPI does not do
+    /// that, the process [ends itself](crate::end_process), upon which launchers end the others. Returns only if MPI has ended already.
     pub fn abort(&self, code: i32) {
-        let done = Arc::new(Done::default());
-        self.link.push(Command::Abort(code, Arc::clone(&done)));
-        drop(done.wait());
+        if !self.link.is_stuck() {
+            let done = Arc::new(Done::default());
+            self.link.push(Command::Abort(code, Arc::clone(&done)));
+            if let Some(Err(_)) = done.wait_for(LAST_CALL) {
+                return;
+            }
+        }
+        crate::end_process(code);
+    }
+
+    /// How long ranks that have just met wait for each other in a call of MPI. They send no heartbeats there.
+    fn meeting(&self) -> Duration {
+        (self.limits.silence * 3).max(LEAST_WAIT)
     }
 
     /// Sends a message, and does not wait for its receiver.
@@ -215,9 +232,8 @@ impl Mpi {
         match &self.facts.segment {
             Some(segment) => {
                 segment.start(&operation, &mut cursor);
-                work();
                 let patience = Patience { failure: &self.link.failure, limit };
-                self.remember(segment.finish(operation, &mut cursor, &patience))
+                during(work, || self.remember(segment.finish(operation, &mut cursor, &patience)))
             }
             None => {
                 let raw = RawOperation::new(operation)?;
@@ -277,12 +293,17 @@ impl Communicator for Mpi {
     fn fail(&self, message: &str) {
         let (rank, host) = (self.world_rank, self.host(self.rank()).to_owned());
         self.link.failure.set(ClusterError::RankFailed { rank, host, message: message.to_owned() });
-        if let Some(segment) = &self.facts.segment {
+        // The memory of a group is watched by nobody: that of all ranks is written with the command.
+        if self.facts.communicator == 0
+            && let Some(segment) = &self.facts.segment
+        {
             segment.publish_failure(message);
         }
-        let done = Arc::new(Done::default());
-        self.link.push(Command::Fail(message.to_owned(), Arc::clone(&done)));
-        drop(done.wait());
+        if !self.link.is_stuck() {
+            let done = Arc::new(Done::default());
+            self.link.push(Command::Fail(message.to_owned(), Arc::clone(&done)));
+            drop(done.wait_for(LAST_CALL));
+        }
     }
 
     fn failure(&self) -> Option<ClusterError> {
@@ -290,33 +311,32 @@ impl Communicator for Mpi {
     }
 
     fn split(&self, group: u32) -> Result<Arc<dyn Communicator>, ClusterError> {
-        // MPI waits in this call: those that have just met are there.
+        // MPI waits in this call, without heartbeats: so ranks meet before.
         self.barrier()?;
         let order = lock(&self.order);
         let (made, done) = (Arc::new(Mutex::new(None)), Arc::new(Done::default()));
         let division = Division {
             parent: self.facts.clone(),
             group: i32::try_from(group).unwrap_or(i32::MAX),
-            shared_memory: self.shared_memory,
             made: Arc::clone(&made),
         };
         self.link.push(Command::Split(Box::new(division), Arc::clone(&done)));
-        done.wait_for(self.limits.start).unwrap_or_else(|| {
-            let (seconds, library) = (self.limits.start.as_secs(), self.facts.library.clone());
-            Err(self.link.failure.set(ClusterError::Start { seconds, library }))
-        })?;
+        self.link.wait(&done, "MPI_Comm_split", self.meeting())?;
         drop(order);
         let facts = lock(&made).take().ok_or(ClusterError::Ended)?;
         Ok(Arc::new(Mpi {
             facts,
             world_rank: self.world_rank,
-            shared_memory: self.shared_memory,
             link: Arc::clone(&self.link),
             limits: self.limits,
             order: Mutex::new(Cursor::new()),
             outbox: Arc::default(),
             thread: Mutex::new(None),
         }))
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
     }
 
     fn host(&self, rank: usize) -> &str {
@@ -335,5 +355,39 @@ impl Drop for WaitOnDrop<'_> {
 impl fmt::Debug for Mpi {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Mpi(rank {} of {}, {})", self.rank(), self.size(), self.facts.library)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A communicator whose thread never comes back from MPI.
+    #[test]
+    fn no_call_waits_for_a_thread_that_mpi_does_not_return_to() {
+        let facts = Facts {
+            library: "libmpi.so".to_owned(),
+            interface: "standard",
+            rank: 0,
+            hosts: vec!["here".to_owned()],
+            shares: false,
+            segment: None,
+            communicator: 0,
+        };
+        let limits = Limits { silence: Duration::from_millis(1), ..Limits::default() };
+        let mpi = Mpi {
+            facts,
+            world_rank: 0,
+            link: Arc::default(),
+            limits,
+            order: Mutex::new(Cursor::new()),
+            outbox: Arc::default(),
+            thread: Mutex::new(None),
+        };
+        let error = mpi.finish().unwrap_err();
+        assert_eq!(error.to_string(), "MPI_Finalize did not end within 10 s: a rank is stopped, or gone");
+        assert_eq!(mpi.failure(), Some(error.clone()));
+        mpi.fail("the end");
+        assert_eq!(mpi.split(0).unwrap_err(), error);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -46,7 +47,6 @@ pub(super) struct Mail {
 pub(super) struct Division {
     pub(super) parent: Facts,
     pub(super) group: i32,
-    pub(super) shared_memory: bool,
     pub(super) made: Arc<Mutex<Option<Facts>>>,
 }
 
@@ -56,6 +56,8 @@ pub(super) struct Link {
     pub(super) failure: Failure,
     queue: Mutex<Queue>,
     wake: Condvar,
+    /// The communication thread did not come back from a call of MPI that waits for other ranks.
+    stuck: AtomicBool,
 }
 
 #[derive(Default)]
@@ -75,6 +77,24 @@ impl Link {
         queue.commands.push_back(command);
         drop(queue);
         self.wake.notify_one();
+    }
+
+    /// The result of a command that lets the communication thread wait in MPI; an error after a limit, which then counts as the
+    /// failure of all that follows.
+    pub(super) fn wait(&self, done: &Done, call: &'static str, limit: Duration) -> Result<(), ClusterError> {
+        done.wait_for(limit).unwrap_or_else(|| {
+            self.stuck.store(true, Ordering::Relaxed);
+            Err(self.failure.set(ClusterError::Deadline {
+                operation: call,
+                seconds: limit.as_secs(),
+                missing: "a rank is stopped, or gone".to_owned(),
+            }))
+        })
+    }
+
+    /// Whether the communication thread no longer answers.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.stuck.load(Ordering::Relaxed)
     }
 
     /// The next command; waits for one until a time.
@@ -249,8 +269,8 @@ impl<H: Handle> Progress<H> {
     /// Makes a group, which waits for all ranks of the communicator: they have just met.
     fn split(&mut self, division: &Division) -> Result<(), ClusterError> {
         self.link.failure.check()?;
-        let Division { parent, group, shared_memory, made } = division;
-        let facts = self.started.split(parent, *group, *shared_memory);
+        let Division { parent, group, made } = division;
+        let facts = self.started.split(parent, *group);
         let facts = facts.map_err(|error| self.link.failure.set(error))?;
         *lock(made) = Some(facts);
         Ok(())
@@ -424,15 +444,38 @@ impl<H: Handle> Progress<H> {
         }
         let Started { api, operations, .. } = &self.started;
         self.beats.drain(api, Instant::now() + Duration::from_secs(1));
-        // SAFETY: all ranks have met, so that none fails to come here; no operation is active.
-        unsafe {
-            if let Some(all) = operations.first() {
-                api.check("MPI_Barrier", (api.functions.barrier)(*all))?;
+        if let Some(all) = operations.first().copied() {
+            self.meet(all)?;
+        }
+        let api = &self.started.api;
+        if !self.beats.free(api) {
+            return Err(ClusterError::Ended);
+        }
+        // SAFETY: no operation is active. Whoever asked for this waits only so long for the others in it.
+        api.check("MPI_Finalize", unsafe { (api.functions.finalize)() })
+    }
+
+    /// Waits until all ranks have come here. Heartbeats go on if that takes longer than between two of them.
+    fn meet(&mut self, all: H) -> Result<(), ClusterError> {
+        let mut request = all;
+        let api = &self.started.api;
+        // SAFETY: the request is a local variable, which is tested until it is complete, or never again.
+        api.check("MPI_Ibarrier", unsafe { (api.functions.ibarrier)(all, &mut request) })?;
+        self.next_beat = Instant::now() + self.watch.interval();
+        loop {
+            let (api, mut complete) = (&self.started.api, 0);
+            let ignored = constant(api.constants.status_ignore);
+            // SAFETY: an active request of this thread.
+            let code = unsafe { (api.functions.test)(&mut request, &mut complete, ignored) };
+            api.check("MPI_Test", code)?;
+            if complete != 0 {
+                return Ok(());
             }
-            if !self.beats.free(api) {
-                return Err(ClusterError::Ended);
+            std::thread::yield_now();
+            if Instant::now() >= self.next_beat {
+                self.look_around();
+                self.link.failure.check()?;
             }
-            api.check("MPI_Finalize", (api.functions.finalize)())
         }
     }
 }

@@ -112,7 +112,7 @@ impl Done {
         waited.unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
-    /// Waits for the result: it polls for a few microseconds, then sleeps.
+    /// Waits for the result as long as it takes: it polls for a few microseconds, then sleeps.
     pub(super) fn wait(&self) -> Result<(), ClusterError> {
         for _ in 0..200 {
             if self.done.load(Ordering::Acquire) {

@@ -19,6 +19,8 @@ pub(super) struct Facts {
     pub(super) interface: &'static str,
     pub(super) rank: usize,
     pub(super) hosts: Vec<String>,
+    /// Whether all ranks that were started want to exchange data through shared memory, where they can.
+    pub(super) shares: bool,
     pub(super) segment: Option<Arc<Segment>>,
     /// Which of [`Started::operations`] it is.
     pub(super) communicator: usize,
@@ -32,6 +34,10 @@ pub(super) struct Started<H: Handle> {
     /// The communicator of heartbeats.
     pub(super) beats: H,
 }
+
+/// What comes before the name of a rank's machine: whether it wants shared memory.
+const SHARES: char = '+';
+const SHARES_NOT: char = '-';
 
 /// Bytes of a text that ranks exchange at the start.
 const TEXT: usize = 512;
@@ -76,8 +82,8 @@ pub(super) unsafe fn set_up<H: Handle>(
         api.check("MPI_Comm_rank", (f.comm_rank)(c.world, &mut rank))?;
         api.check("MPI_Comm_size", (f.comm_size)(c.world, &mut size))?;
         let (rank, size) = (rank.unsigned_abs() as usize, size.unsigned_abs() as usize);
-        let hosts = hosts(&api, operations, size)?;
-        let segment = match shared_memory && (2..=MAX_RANKS).contains(&size) {
+        let (hosts, shares) = hosts(&api, operations, size, shared_memory)?;
+        let segment = match shares && (2..=MAX_RANKS).contains(&size) {
             true => share(&api, operations, rank, size)?,
             false => None,
         };
@@ -86,20 +92,32 @@ pub(super) unsafe fn set_up<H: Handle>(
             Interface::OpenMpi => "Open MPI",
             Interface::Mpich => "MPICH",
         };
-        let facts = Facts { library: loaded.path.clone(), interface, rank, hosts, segment, communicator: 0 };
+        let library = loaded.path.clone();
+        let facts = Facts { library, interface, rank, hosts, shares, segment, communicator: 0 };
         Ok((Started { api, operations: vec![operations], beats }, facts))
     }
 }
 
-/// The machine of each rank.
-unsafe fn hosts<H: Handle>(api: &Api<H>, all: H, size: usize) -> Result<Vec<String>, ClusterError> {
+/// The machine of each rank, and whether all of them want shared memory: to find out whether they have some is a collective, so that none
+/// may begin it alone. Variables of the environment do not reach all machines.
+unsafe fn hosts<H: Handle>(
+    api: &Api<H>,
+    all: H,
+    size: usize,
+    shared_memory: bool,
+) -> Result<(Vec<String>, bool), ClusterError> {
     let (mut own, mut length) = (vec![0u8; TEXT], 0);
     // SAFETY: the buffer is longer than MPI_MAX_PROCESSOR_NAME of every ABI, which is 256 at most.
-    unsafe {
+    let texts = unsafe {
         let code = (api.functions.processor_name)(own.as_mut_ptr().cast(), &mut length);
         api.check("MPI_Get_processor_name", code)?;
-        gather(api, all, size, &own)
-    }
+        let wish = if shared_memory { SHARES } else { SHARES_NOT };
+        own.insert(0, wish as u8);
+        gather(api, all, size, &own)?
+    };
+    let shares = texts.iter().all(|text| text.starts_with(SHARES));
+    let host = |text: String| text.strip_prefix([SHARES, SHARES_NOT]).map(str::to_owned).unwrap_or(text);
+    Ok((texts.into_iter().map(host).collect(), shares))
 }
 
 /// A short text of each rank of a communicator.
@@ -166,12 +184,7 @@ unsafe fn share<H: Handle>(
 
 impl<H: Handle> Started<H> {
     /// The communicator of the ranks of `parent` that give the same number. All of them call this, and it waits for them.
-    pub(super) fn split(
-        &mut self,
-        parent: &Facts,
-        group: c_int,
-        shared_memory: bool,
-    ) -> Result<Facts, ClusterError> {
+    pub(super) fn split(&mut self, parent: &Facts, group: c_int) -> Result<Facts, ClusterError> {
         let Some(all) = self.operations.get(parent.communicator).copied() else {
             return Err(ClusterError::Ended);
         };
@@ -186,15 +199,15 @@ impl<H: Handle> Started<H> {
             self.api.check("MPI_Comm_rank", (f.comm_rank)(communicator, &mut rank))?;
             self.api.check("MPI_Comm_size", (f.comm_size)(communicator, &mut size))?;
             let (rank, size) = (rank.unsigned_abs() as usize, size.unsigned_abs() as usize);
-            let hosts = hosts(&self.api, communicator, size)?;
-            let segment = match shared_memory && (2..=MAX_RANKS).contains(&size) {
+            let (hosts, shares) = hosts(&self.api, communicator, size, parent.shares)?;
+            let segment = match shares && (2..=MAX_RANKS).contains(&size) {
                 true => share(&self.api, communicator, rank, size)?,
                 false => None,
             };
             self.operations.push(communicator);
             let (library, interface) = (parent.library.clone(), parent.interface);
             let communicator = self.operations.len() - 1;
-            Ok(Facts { library, interface, rank, hosts, segment, communicator })
+            Ok(Facts { library, interface, rank, hosts, shares, segment, communicator })
         }
     }
 }

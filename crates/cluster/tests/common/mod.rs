@@ -68,6 +68,21 @@ pub(crate) fn crossed_messages(ranks: &dyn Communicator) {
     }
 }
 
+/// Work beside an operation panics on the last rank: it is complete there all the same, and so are those that follow.
+pub(crate) fn panics(ranks: &dyn Communicator) {
+    let (rank, size) = (ranks.rank(), ranks.size());
+    for round in 0..3 {
+        let mut values = vec![(rank + round) as f32; 7];
+        let operation = Operation::AllReduce { values: &mut values, reduction: Reduction::Sum };
+        let mut work = || assert!(rank + 1 < size, "the work of the last rank");
+        let run = std::panic::AssertUnwindSafe(|| ranks.overlapped(operation, &mut work));
+        let ended = std::panic::catch_unwind(run);
+        assert_eq!(ended.is_err(), rank + 1 == size);
+        assert_eq!(values, vec![(0..size).map(|rank| (rank + round) as f32).sum::<f32>(); 7]);
+    }
+    random_operations(ranks, 5, 8);
+}
+
 /// Runs `rounds` random operations, which are the same on all ranks, and compares every result.
 pub(crate) fn random_operations(ranks: &dyn Communicator, seed: u64, rounds: usize) {
     let (rank, size) = (ranks.rank(), ranks.size());

@@ -1,6 +1,6 @@
 //! Cases of mixtures of experts.
 
-use quadriga_graph::{DType, ExpertWeights, Gate, SelectExperts, Shape, Unary};
+use quadriga_graph::{DType, ExpertWeights, Gate, GroupScore, SelectExperts, Shape, Unary};
 
 use super::CaseList;
 use super::builder::{CaseBuilder, InputLayout};
@@ -28,7 +28,9 @@ const TOKENS: [usize; 5] = [0, 1, 2, 7, 33];
 pub(super) fn list(list: &mut CaseList) {
     for [experts, used, groups, groups_used] in ROUTES {
         for tokens in TOKENS {
-            select(list, tokens, experts, SelectExperts { used, groups, groups_used });
+            for group_score in group_scores(groups) {
+                select(list, tokens, experts, SelectExperts { used, groups, groups_used, group_score });
+            }
             weights(list, tokens, experts, used);
         }
     }
@@ -68,6 +70,11 @@ pub(super) fn list(list: &mut CaseList) {
     }
 }
 
+/// The scores of groups that make a difference.
+fn group_scores(groups: usize) -> impl Iterator<Item = GroupScore> {
+    GroupScore::ALL.into_iter().filter(move |score| groups > 1 || *score == GroupScore::TopTwo)
+}
+
 /// How a router's logits become weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Router {
@@ -79,12 +86,16 @@ enum Router {
 }
 
 fn select(list: &mut CaseList, tokens: usize, experts: usize, parameters: SelectExperts) {
-    let SelectExperts { used, groups, groups_used } = parameters;
+    let SelectExperts { used, groups, groups_used, group_score } = parameters;
+    let of_groups = match group_score {
+        GroupScore::TopTwo => "groups",
+        GroupScore::Max => "groups by their largest scores",
+    };
     // Distinct scores, and scores with ties: the first expert or group of equal ones is taken.
     for fill in [Fill::Distinct, Fill::Steps] {
         let layout = InputLayout::dense(list.len());
         let details = format!(
-            "{used} of {experts}, {groups_used} of {groups} groups, {tokens} tokens{layout} {fill:?}"
+            "{used} of {experts}, {groups_used} of {groups} {of_groups}, {tokens} tokens{layout} {fill:?}"
         );
         list.push("select_experts", details, Tolerance::DEFAULT, move |s| {
             let scores = s.strided_input(DType::F32, [1, 1, tokens, experts], layout, fill);
@@ -110,9 +121,9 @@ fn weights(list: &mut CaseList, tokens: usize, experts: usize, used: usize) {
 
 /// Routing with scores that are NaN or infinite, and with probabilities whose sum is next to nothing.
 pub(super) fn extreme(list: &mut CaseList) {
-    for [experts, used, groups, groups_used] in ROUTES {
+    for [experts, used, groups, _] in ROUTES {
         for (chance, tokens) in [(1.0, 3), (0.1, 33)] {
-            let parameters = SelectExperts { used, groups, groups_used };
+            let parameters = SelectExperts::ungrouped(used);
             // Infinities in one group make its score infinite or NaN; of many such the order is not defined.
             if groups == 1 {
                 let details = format!("{used} of {experts}, {tokens} tokens, not finite {chance}");
@@ -173,7 +184,7 @@ fn feed_forward(
         let (width, hidden) = (256, 512);
         let x = s.shaped_input(DType::F32, Shape::from([tokens, 1, width]), UNIT);
         let logits = s.shaped_input(DType::F32, Shape::from([tokens, experts]), Fill::Distinct);
-        let ids = logits.select_experts(SelectExperts { used, groups: 1, groups_used: 1 });
+        let ids = logits.select_experts(SelectExperts::ungrouped(used));
         let weights =
             logits.expert_weights(ids, ExpertWeights { softmax: true, normalize: false, scale: 1.0 });
         let (ids, experts) = match here {
@@ -254,7 +265,7 @@ fn routed(list: &mut CaseList, dtype: DType, [tokens, experts, used]: [usize; 3]
             Router::OfSelected => logits,
         };
         let ranked = if router == Router::Sigmoid { scores.add(vector()) } else { scores };
-        let ids = ranked.select_experts(SelectExperts { used, groups: 1, groups_used: 1 });
+        let ids = ranked.select_experts(SelectExperts::ungrouped(used));
         let softmax = router == Router::OfSelected;
         let weights = scores.expert_weights(ids, ExpertWeights { softmax, normalize: !softmax, scale: 1.5 });
         let expert = |n, k| s.weight(dtype, [1, experts, n, k]);

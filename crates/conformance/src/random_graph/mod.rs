@@ -198,3 +198,66 @@ fn nmse(exact: &[f64], found: impl Iterator<Item = f64>) -> (f64, usize) {
     // Differences of values of size 1 may cancel: errors count as if the result had at least a tenth of that size.
     (error / power.max(exact.len() as f64 * 1e-2).max(f64::MIN_POSITIVE), worst.1)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+mod tests {
+    use quadriga_graph::{DType, Shape, Value};
+
+    use super::*;
+
+    /// A graph of one input, computed with f32's rounding errors.
+    fn graph_of(
+        shape: [usize; 2],
+        values: Vec<f32>,
+        build: impl for<'g> FnOnce(Value<'g>) -> Value<'g>,
+    ) -> RandomGraph {
+        let g = GraphBuilder::new();
+        g.output("y", build(g.input("x", DType::F32, Shape::from(shape))));
+        RandomGraph {
+            graph: g.finish().unwrap(),
+            inputs: vec![("x".to_owned(), values)],
+            indices: Vec::new(),
+            outputs: vec!["y".to_owned()],
+            rounding: f64::from(f32::EPSILON) / 2.0,
+        }
+    }
+
+    /// The exact result with the sign of one element changed.
+    fn with_sign_changed(expected: &[Expected], at: usize) -> Vec<f32> {
+        let mut found: Vec<f32> = expected[0].values.iter().map(|value| *value as f32).collect();
+        found[at] = -found[at];
+        found
+    }
+
+    #[test]
+    fn signs_of_rounding_errors_are_not_judged() {
+        // A sum of normalized values is zero up to rounding, and normalizing it again gives its sign.
+        let values = (0..4 * 64).map(|i| ((i * 37 % 101) as f32) * 0.03 - 1.4).collect();
+        let signs = graph_of([4, 64], values, |x| x.norm(1e-5).sum_rows().rms_norm(1e-30));
+        let expected = signs.expected().unwrap();
+        for row in 0..4 {
+            compare(&expected, &[with_sign_changed(&expected, row)]).unwrap();
+        }
+    }
+
+    #[test]
+    fn one_sign_of_a_rounding_error_among_many_others_is_not_judged() {
+        let rows = 46;
+        let of = |cancels: bool| {
+            let mut values: Vec<f32> = (0..rows * 64).map(|i| ((i * 37 % 101) as f32) * 0.01 + 0.1).collect();
+            if cancels {
+                // 0.1 + 0.2 - 0.3, which is zero but for the rounding of these numbers.
+                values[..64].fill(0.0);
+                values[..3].copy_from_slice(&[0.1, 0.2, -0.3]);
+            }
+            graph_of([rows, 64], values, |x| x.sum_rows().rms_norm(1e-30))
+        };
+        let expected = of(true).expected().unwrap();
+        compare(&expected, &[with_sign_changed(&expected, 0)]).unwrap();
+        // Without it, a wrong sign is an error.
+        let expected = of(false).expected().unwrap();
+        assert!(expected[0].tolerance <= MAX_TOLERANCE, "{}", expected[0].tolerance);
+        compare(&expected, &[with_sign_changed(&expected, 0)]).unwrap_err();
+    }
+}

@@ -37,7 +37,7 @@ impl<'g> GraphGenerator<'g> {
         let used = self.rng.range(1, experts.min(4));
         // Which experts are used depends on given numbers only: rounding cannot change it much.
         let logits = self.input([tokens, experts]);
-        let ids = logits.select_experts(SelectExperts { used, groups: 1, groups_used: 1 });
+        let ids = logits.select_experts(SelectExperts::ungrouped(used));
         let softmax = self.rng.chance(0.5);
         let normalize = self.rng.chance(0.5);
         let probabilities = if softmax { logits } else { logits.soft_max(1.0, None, None) };

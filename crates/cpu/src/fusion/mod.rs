@@ -92,6 +92,10 @@ pub(crate) fn build_steps(ops: Vec<LoweredOp>, fuse: bool) -> (Vec<KernelStep>, 
 }
 
 fn finish(step: StepBuilder, needs: &mut Vec<WorkBytes>) -> KernelStep {
+    if let StepBuilder::Serial(parts) | StepBuilder::Parallel(parts) = &step {
+        let most = parts.iter().map(|part| part.work_bytes).max().unwrap_or(0);
+        needs.extend((most > 0).then(|| Box::new(move |_: usize| Ok(most)) as WorkBytes));
+    }
     match step {
         StepBuilder::Serial(parts) => KernelStep::Serial(parts),
         StepBuilder::Parallel(parts) => KernelStep::Parallel(parts),
@@ -148,7 +152,9 @@ fn is_tiny(part: &StepPart) -> bool {
 fn add_part(steps: &mut Vec<StepBuilder>, part: StepPart, fuse: bool) {
     match steps.last_mut() {
         Some(StepBuilder::Serial(parts)) if fuse && is_tiny(&part) => parts.push(part),
-        Some(StepBuilder::Parallel(parts)) if fuse && runs_unit_by_unit_with(parts, &part) => {
+        Some(StepBuilder::Parallel(parts))
+            if fuse && (runs_unit_by_unit_with(parts, &part) || follows_columns(parts, &part)) =>
+        {
             parts.push(part);
         }
         Some(StepBuilder::MatMuls(step)) if fuse && let Some(place) = epilogue_of(step, &part) => {
@@ -156,6 +162,10 @@ fn add_part(steps: &mut Vec<StepBuilder>, part: StepPart, fuse: bool) {
         }
         Some(StepBuilder::Experts(step)) if fuse && let Some(place) = epilogue_of(step, &part) => {
             add_epilogue(step, part, place);
+        }
+        Some(StepBuilder::MatMuls(step)) if fuse && part.active_rows.is_some() => {
+            prefetch_active_rows(step, &part);
+            steps.push(StepBuilder::Parallel(vec![part]));
         }
         _ if is_tiny(&part) => steps.push(StepBuilder::Serial(vec![part])),
         _ => steps.push(StepBuilder::Parallel(vec![part])),
@@ -167,13 +177,47 @@ fn add_epilogue<M>(step: &mut MatMulStep<M>, part: StepPart, (matmul, together):
     step.together |= together;
 }
 
+/// Lets the epilogue that computes the last input of a part prefetch the rows that the part will read.
+fn prefetch_active_rows(step: &mut MatMulStep<PackedMatMul>, part: &StepPart) {
+    let (Some(matrix), Some(factors)) =
+        (part.active_rows, part.accesses.iter().rfind(|access| !access.is_write()))
+    else {
+        return;
+    };
+    for (_, epilogue) in &mut step.epilogues {
+        if epilogue.accesses.iter().any(|access| access.is_write() && access.is_where(factors)) {
+            epilogue.kernel.read_next(&matrix);
+        }
+    }
+}
+
+/// Whether a part can run on the columns of the units of others as soon as these are complete: it works elementwise, and of
+/// what the others write it touches the same columns only.
+fn follows_columns(parts: &[StepPart], part: &StepPart) -> bool {
+    let Some(first) = parts.first().filter(|first| first.unit_columns.is_some()) else { return false };
+    let result = first.accesses.iter().find(|access| access.is_write());
+    let earlier = || parts.iter().flat_map(|other| &other.accesses);
+    let is_result = |access: &Access| earlier().any(|own| own.is_write() && own.is_where(access));
+    let extent = parts.get(1).map_or(part.by_columns, |other| other.by_columns);
+    part.by_columns.is_some_and(|[rows, _]| rows == 1)
+        && part.by_columns == extent
+        && part.accesses.iter().any(|access| result.is_some_and(|result| result.is_where(access)))
+        && part.accesses.iter().all(|access| {
+            earlier().all(|own| !own.conflicts(access) || (is_result(access) && own.is_where(access)))
+        })
+}
+
 /// Whether a part can run unit by unit with others: as many units, and no unit touches memory that another unit of any
 /// part writes.
 fn runs_unit_by_unit_with(parts: &[StepPart], part: &StepPart) -> bool {
-    parts.iter().all(|other| {
-        let apart = |theirs: &Access| part.accesses.iter().all(|ours| !theirs.conflicts_across_units(ours));
-        other.units == part.units && other.accesses.iter().all(apart)
-    })
+    // Parts after one whose units are columns run on these columns.
+    let by_units = parts.first().is_none_or(|first| first.unit_columns.is_none());
+    by_units
+        && parts.iter().all(|other| {
+            let apart =
+                |theirs: &Access| part.accesses.iter().all(|ours| !theirs.conflicts_across_units(ours));
+            other.units == part.units && other.accesses.iter().all(apart)
+        })
 }
 
 /// The matmul of a step (by index) whose epilogue a part can be, and whether a thread must then compute the same columns

@@ -5,6 +5,7 @@
 //! every weight, whose pages are bound to the node. Of weights that consist of many matrices, the experts of a mixture,
 //! threads share every matrix; their pages are interleaved.
 
+mod recorded;
 mod system;
 mod topology;
 
@@ -12,6 +13,7 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
+pub use recorded::{BoundPages, record_bound_pages};
 pub use topology::{NumaNode, Topology};
 
 use system::{PagePolicy, allowed_cpus, bind_pages, current_cpu};
@@ -164,21 +166,34 @@ impl NumaBinding {
     /// Binds the pages of a weight of so many matrices, before it is first written. Where the system refuses, they are where
     /// they are first written: the threads that pack a weight divide it in the same way.
     pub(crate) fn bind_weight(&self, address: usize, bytes: usize, matrices: usize, threads: usize) {
+        if matrices > 1 && self.nodes.len() > 1 {
+            return self.interleave(address, bytes);
+        }
         if self.mode == NumaMode::Numactl {
             return;
         }
-        if matrices > 1 && self.nodes.len() > 1 {
-            let pages = address.next_multiple_of(PAGE)..(address + bytes) / PAGE * PAGE;
-            let nodes: Vec<usize> = self.nodes.iter().map(|node| node.number).collect();
-            if !pages.is_empty() {
-                bind_pages(pages, &nodes, PagePolicy::Interleaved);
-            }
-            return;
-        }
         for (node, pages) in self.pages(address, bytes, threads) {
-            bind_pages(pages, &[node], PagePolicy::Preferred);
+            bind(pages, &[node], PagePolicy::Preferred);
         }
     }
+
+    /// Binds the pages of a weight of which threads read any part, in turns to all nodes, before it is first written.
+    pub(crate) fn interleave(&self, address: usize, bytes: usize) {
+        if self.mode == NumaMode::Numactl {
+            return;
+        }
+        let pages = address.next_multiple_of(PAGE)..(address + bytes) / PAGE * PAGE;
+        let nodes: Vec<usize> = self.nodes.iter().map(|node| node.number).collect();
+        if !pages.is_empty() {
+            bind(pages, &nodes, PagePolicy::Interleaved);
+        }
+    }
+}
+
+/// Asks the system for pages of some nodes. Where it refuses, they are where they are first written.
+fn bind(pages: Range<usize>, nodes: &[usize], policy: PagePolicy) {
+    recorded::note(&pages, nodes, policy);
+    bind_pages(pages, nodes, policy);
 }
 
 #[cfg(test)]

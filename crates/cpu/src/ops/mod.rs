@@ -141,7 +141,7 @@ pub(crate) fn lower(
         (Op::MulMatSparse { .. }, [w, x, gates, ids @ ..]) => {
             sparse::mul_mat([w, x, gates], ids.first(), out, context)
         }
-        (Op::AxpySparse, [w, factors]) => sparse::axpy(w, factors, out, context),
+        (Op::AxpySparse, [w, factors]) => sparse::axpy(w, factors, out, context, lowered),
         (Op::SelectExperts(parameters), [scores]) => routing::select(parameters, scores, out),
         (Op::ExpertWeights(parameters), [p, ids]) => routing::weights(parameters, p, ids, out),
         (Op::AddId, [x, biases, ids]) => routing::add_id(x, biases, ids, out, context.isa),

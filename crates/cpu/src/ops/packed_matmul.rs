@@ -20,6 +20,9 @@ use crate::view::TensorView;
 /// The most matmuls of one step.
 pub(crate) const MAX_MATMULS: usize = 8;
 
+/// Columns of several chunks whose epilogues are deferred together, at most.
+const DEFERRED_COLUMNS: usize = 64;
+
 /// Activations in memory: rows at equal distances.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct ActivationMatrix {
@@ -328,12 +331,48 @@ impl<M: StepMatMul> MatMulStep<M> {
         matmuls.chain(self.epilogues.iter().flat_map(|(_, part)| &part.accesses))
     }
 
+    /// The epilogues that run as soon as their columns are computed, and those that run later: a deferrable one and all after
+    /// it. They are epilogues of one matmul.
+    fn split_epilogues(&self) -> [&[(usize, StepPart)]; 2] {
+        let first = self.epilogues.iter().position(|(_, part)| part.deferrable);
+        let (prompt, deferred) = self.epilogues.split_at(first.unwrap_or(self.epilogues.len()));
+        match deferred {
+            [(matmul, _), rest @ ..] if rest.iter().any(|(other, _)| other != matmul) => {
+                [&self.epilogues, &[]]
+            }
+            _ => [prompt, deferred],
+        }
+    }
+
     /// Bytes of host memory that it points to.
     pub(super) fn fused_bytes(&self) -> usize {
         self.matmuls.capacity() * size_of::<M>()
             + self.matmuls.iter().map(StepMatMul::own_bytes).sum::<usize>()
             + self.epilogues.capacity() * size_of::<(usize, StepPart)>()
             + self.epilogues.iter().map(|(_, part)| part.own_bytes()).sum::<usize>()
+    }
+}
+
+/// Columns of a matmul whose deferred epilogues have not run yet, each range from its start to its end.
+#[derive(Clone, Copy, Default)]
+struct DeferredColumns {
+    /// Those of earlier chunks: what epilogues read for them is prefetched.
+    prefetched: (usize, usize),
+    /// Those of the latest chunk, which are about to be stored.
+    computed: (usize, usize),
+}
+
+impl DeferredColumns {
+    /// Whether the columns of the latest chunk can run together with those of earlier ones.
+    fn is_one_range(&self) -> bool {
+        let ((start, end), (first, last)) = (self.prefetched, self.computed);
+        end == first && last - start <= DEFERRED_COLUMNS
+    }
+
+    /// The columns when those that cannot wait have run, and another chunk is computed.
+    fn after(&self, next: &Range<usize>) -> DeferredColumns {
+        let start = if self.is_one_range() { self.prefetched.0 } else { self.computed.0 };
+        DeferredColumns { prefetched: (start, self.computed.1), computed: (next.start, next.end) }
     }
 }
 
@@ -374,16 +413,42 @@ impl TeamKernel for MatMulStep<PackedMatMul> {
         });
         let products = products.get(..self.matmuls.len()).unwrap_or(&products);
         let failure = Cell::new(Ok(()));
+        let run_block = |part: &StepPart, columns: Range<usize>| {
+            if let Err(reason) = part.kernel.run_block(0..first.x.rows, columns) {
+                failure.set(Err(TeamError::Data(reason)));
+            }
+        };
+        let [prompt, late] = self.split_epilogues();
+        let late_matmul = late.first().map(|(number, _)| *number);
+        let deferred = Cell::new(DeferredColumns::default());
+        let run_late = |(start, end): (usize, usize)| {
+            late.iter().filter(|_| start < end).for_each(|(_, part)| run_block(part, start..end));
+        };
+        let prefetch_late = |(start, end): (usize, usize)| {
+            for (_, part) in late.iter().filter(|_| start < end) {
+                part.kernel.prefetch_block(0..first.x.rows, start..end);
+            }
+        };
         let epilogue = |product: usize, columns: Range<usize>| {
-            for (_, part) in self.epilogues.iter().filter(|(number, _)| *number == product) {
-                if let Err(reason) = part.kernel.run_block(0..first.x.rows, columns.clone()) {
-                    failure.set(Err(TeamError::Data(reason)));
+            for (_, part) in prompt.iter().filter(|(number, _)| *number == product) {
+                run_block(part, columns.clone());
+            }
+            if late_matmul == Some(product) {
+                let earlier = deferred.get();
+                prefetch_late(earlier.computed);
+                if !earlier.is_one_range() {
+                    run_late(earlier.prefetched);
                 }
+                deferred.set(earlier.after(&columns));
             }
         };
         // SAFETY: all threads of the run execute this step, with a barrier before and after it; the previous step has
         // prepared the activations, or this thread has prepared its own.
         unsafe { matmul::multiply_fused(worker, &activations, products, self.together, epilogue)? };
+        let DeferredColumns { prefetched, computed } = deferred.get();
+        prefetch_late(computed);
+        run_late(prefetched);
+        run_late(computed);
         failure.into_inner()
     }
 }

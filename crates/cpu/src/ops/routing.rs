@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use quadriga_graph::{ExpertWeights, SelectExperts};
+use quadriga_graph::{ExpertWeights, GroupScore, SelectExperts};
 
 use super::experts::expert;
 use super::reduce::ascending;
@@ -45,8 +45,7 @@ pub(super) fn select(parameters: &SelectExperts, scores: &TensorView, ids: &Tens
     StepPart::new(kernel, units, 4 * scores.elements(), accesses)
 }
 
-/// The score of a group: the sum of its two largest.
-fn group_score(group: &[f32]) -> f32 {
+fn group_score(score: GroupScore, group: &[f32]) -> f32 {
     let mut best: Option<f32> = None;
     let mut second: Option<f32> = None;
     for value in group {
@@ -56,12 +55,15 @@ fn group_score(group: &[f32]) -> f32 {
             second = Some(*value);
         }
     }
-    best.unwrap_or(0.0) + second.unwrap_or(0.0)
+    match score {
+        GroupScore::TopTwo => best.unwrap_or(0.0) + second.unwrap_or(0.0),
+        GroupScore::Max => best.unwrap_or(0.0),
+    }
 }
 
 impl Kernel for SelectKernel {
     fn run(&self, units: Range<usize>, _work: WorkMemory) -> Result<(), String> {
-        let SelectExperts { used, groups, groups_used } = self.parameters;
+        let SelectExperts { used, groups, groups_used, group_score: score } = self.parameters;
         let experts = self.scores.cols();
         let size = experts / groups.max(1);
         let (mut kept, mut indices) = (Vec::with_capacity(groups), Vec::with_capacity(experts));
@@ -73,7 +75,7 @@ impl Kernel for SelectKernel {
                 kept.extend(0..groups as i32);
                 if groups_used < groups {
                     for (to, group) in group_scores.iter_mut().zip(scores.chunks(size.max(1))) {
-                        *to = group_score(group);
+                        *to = group_score(score, group);
                     }
                     keep_best(&mut kept, group_scores, groups_used);
                 }

@@ -8,6 +8,7 @@ use quadriga_graph::{Graph, NodeId, Op, Tensor, TensorId, TensorKind};
 use super::attention::shape_of;
 use super::experts::ExpertActivations;
 use super::packed_matmul::{ActivationMatrix, WorkMemoryNeed, is_small};
+use super::sparse::axpy_work_bytes;
 use crate::isa::Isa;
 use crate::kernels::attention as fast;
 use crate::memory::ALIGNMENT;
@@ -34,6 +35,7 @@ pub(crate) fn work_bytes(graph: &Graph, nodes: &[NodeId], settings: &WorkSetting
         match op {
             Op::MulMat => matmul(settings, &matrices()?, tensor(0)?, tensor(1)?),
             Op::MulMatId => experts(settings, &matrices()?, tensor(1)?, output),
+            Op::AxpySparse => axpy_work_bytes(tensor(0)?, tensor(1)?),
             Op::Attention(parameters) => {
                 let spans = tensor(3 + usize::from(parameters.mask)).filter(|_| parameters.spans);
                 let before = 3 + [parameters.mask, parameters.spans, parameters.sinks]

@@ -193,6 +193,7 @@ impl Lowering<'_> {
             used: parameters.used as i32,
             groups: parameters.groups as i32,
             groups_used: parameters.groups_used as i32,
+            group_scores: parameters.group_score.summed() as i32,
             softmax: i32::from(of.is_some_and(|of| of.softmax)),
             normalize: i32::from(of.is_some_and(|of| of.normalize)),
             scale: of.map_or(1.0, |of| of.scale),

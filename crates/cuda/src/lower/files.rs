@@ -56,7 +56,10 @@ fn of_node(
             tokens if tokens <= MAX_GEMV_ROWS => vec![KernelFile::ExpertsGemv, KernelFile::Matmul],
             _ => vec![KernelFile::ExpertsGemm, KernelFile::Matmul],
         },
-        Op::MulMatSparse { .. } | Op::AxpySparse => vec![KernelFile::Sparse],
+        Op::MulMatSparse { .. } | Op::AxpySparse if rows_of(1) <= MAX_GEMV_ROWS => vec![KernelFile::Sparse],
+        Op::MulMatSparse { .. } | Op::AxpySparse => {
+            [KernelFile::Sparse, KernelFile::Pack].into_iter().chain(gemm).collect()
+        }
         Op::OutProd => vec![KernelFile::Matmul],
         Op::Attention(parameters) if parameters.pages => paged_attention(graph, node, mma),
         Op::Attention(_) => attention(graph, node, mma),

@@ -110,7 +110,7 @@ pub(super) fn to_bf16(dtype: DType) -> Option<&'static CStr> {
 
 impl MatrixFormat {
     /// The packed format of a type.
-    fn of(dtype: DType) -> Option<MatrixFormat> {
+    pub(super) fn of(dtype: DType) -> Option<MatrixFormat> {
         match dtype {
             DType::Q4_0 => Some(MatrixFormat::Q4),
             DType::Q4_1 | DType::Q4_K => Some(MatrixFormat::Q4Min),
@@ -278,6 +278,26 @@ pub(crate) fn pack_slice(
     Ok(packed.pack_rows(function, TensorArg::new(weight, from), (index * rows, rows), to))
 }
 
+/// The packed form of a weight that `bytes` in its file format are loaded into; an error unless they are all of it, and it fits into
+/// `room` bytes. Kernels read and write as many bytes as the shape says.
+fn check_load(
+    backend: &str,
+    weight: &Tensor,
+    bytes: usize,
+    room: usize,
+) -> Result<PackedMatrix, BackendError> {
+    let packed = PackedMatrix::of(weight)
+        .ok_or_else(|| BackendError::Foreign { backend: backend.to_owned(), what: "layout" })?;
+    for (from, to, fits) in
+        [(bytes, weight.bytes(), bytes == weight.bytes()), (packed.bytes, room, packed.bytes <= room)]
+    {
+        if !fits {
+            return Err(BackendError::SizeMismatch { backend: backend.to_owned(), from, to });
+        }
+    }
+    Ok(packed)
+}
+
 /// Uploads a weight in its file format, some rows at a time, and packs it on the device.
 pub(crate) fn load(
     inner: &Arc<BackendInner>,
@@ -285,8 +305,7 @@ pub(crate) fn load(
     data: &[u8],
     to: &Region,
 ) -> Result<(), BackendError> {
-    let foreign = || BackendError::Foreign { backend: inner.context.name.clone(), what: "buffer" };
-    let packed = PackedMatrix::of(weight).filter(|p| p.bytes <= to.bytes).ok_or_else(foreign)?;
+    let packed = check_load(&inner.context.name, weight, data.len(), to.bytes)?;
     let rows = weight.shape().rows();
     let row_bytes = (data.len() / rows.max(1)).max(1);
     let at_once = (SLAB_BYTES / row_bytes).clamp(1, rows.max(1));
@@ -407,6 +426,28 @@ mod tests {
         assert_eq!(PackedMatrix::of(&weight(DType::Q4_0, [2, 1, 3, 320])), None, "a batch");
         // A scale of two bytes: eight in a word of 16 bytes; of four bytes: four.
         assert_eq!((q4.scale_stride(), q4_1.scale_stride()), (16, 12));
+    }
+
+    #[test]
+    fn exactly_the_bytes_of_a_weight_are_packed_and_only_where_they_fit() {
+        // A row has 18 bytes: with 4,095 more, whole rows would be packed behind the last one.
+        let weight = weight(DType::Q4_0, [4096, 32]);
+        let packed = PackedMatrix::of(&weight).unwrap();
+        let check = |bytes, room| check_load("cuda:0", &weight, bytes, room);
+        let bytes = weight.bytes();
+        assert_eq!(bytes, 4096 * 18);
+        assert_eq!(check(bytes, packed.bytes), Ok(packed));
+        assert_eq!(check(bytes, packed.bytes + 1), Ok(packed));
+        let mismatch = |from, to| Err(BackendError::SizeMismatch { backend: "cuda:0".to_owned(), from, to });
+        for wrong in [0, 18, bytes - 18, bytes - 1, bytes + 1, bytes + 4095] {
+            assert_eq!(check(wrong, packed.bytes), mismatch(wrong, bytes));
+        }
+        assert_eq!(check(bytes, packed.bytes - 1), mismatch(packed.bytes, packed.bytes - 1));
+        let plain = self::weight(DType::F16, [4, 32]);
+        assert!(matches!(
+            check_load("cuda:0", &plain, plain.bytes(), 1 << 20),
+            Err(BackendError::Foreign { .. })
+        ));
     }
 
     #[test]

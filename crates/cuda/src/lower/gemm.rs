@@ -23,6 +23,8 @@ use crate::tensor_map::TensorMap;
 const TILE: u32 = 128;
 /// The largest grid in y.
 const MAX_TILES: usize = 65_535;
+/// Rows and columns of a tile of `k_transpose_rows`.
+const TRANSPOSE_TILE: usize = 32;
 /// Shared memory of a block with mma: four slots of both operands' tiles, 32 columns wide.
 const MMA_SHARED_BYTES: u32 = 4 * 2 * TILE * 32 * 2;
 /// The same with wgmma: six slots, 64 columns wide, and what aligning them may cost.
@@ -149,9 +151,12 @@ impl Lowering<'_> {
         let (n, k, m) =
             (self.tensor(weight).shape().rows(), self.tensor(weight).shape().cols(), source.rows() as usize);
         let size = if operand == OperandType::F32 { 4 } else { 2 };
-        let per_slab = scratch::rows_per_slab(k, size, n);
+        // As much as forecasts have left for it.
+        let left = self.scratch_bytes.saturating_sub(scratch::total_bytes([m.saturating_mul(k * size)]));
+        let slab = left.min(scratch::SLAB_BYTES) / scratch::ALIGNMENT * scratch::ALIGNMENT;
+        let per_slab = scratch::rows_per_slab(k, size, n, slab);
         let converted = self.converted == Some((x, operand));
-        let [rows, weights] = self.scratch(node, scratch::operands(m, k, size, n))?;
+        let [rows, weights] = self.scratch(node, scratch::operands(m, k, size, n, slab))?;
         self.converted = Some((x, operand));
         if !converted {
             let launch = if operand == OperandType::Bf16 && is_dense_f32(&source) && k.is_multiple_of(8) {
@@ -214,6 +219,58 @@ impl Lowering<'_> {
             workspace: self.workspace,
         };
         self.multiply(gemm, Some(scales))
+    }
+
+    /// Many rows times a weight whose columns are transposed, a slab at a time: `[m, k] · [k, n]`.
+    pub(super) fn transposed_gemm(
+        &mut self,
+        node: NodeId,
+        w: TensorArg,
+        x: TensorArg,
+        operand: OperandType,
+    ) -> Result<(), BackendError> {
+        let out = self.tensor_arg(node, self.graph[node].output())?;
+        let (m, k, n) = (x.rows() as usize, w.dims[2] as usize, w.dims[3] as usize);
+        let size = operand.bytes();
+        let [rows, row_scales, slab] = self.scratch(node, scratch::transposed_operands(m, k, size, n))?;
+        let scales = (operand == OperandType::F16).then_some(row_scales);
+        let convert = if operand == OperandType::F16 {
+            let narrow = self.function(KernelFile::Pack, c"k_f32_to_f16_scaled")?;
+            Launch::new(narrow, [m as u32, 1, 1], 256).arg(x).arg(rows).arg(row_scales)
+        } else {
+            let function = self.function(KernelFile::Pack, c"k_convert_rows")?;
+            let launch = Launch::over(function, (m * k) as u64).arg(x).arg(0i64).arg(m as i64);
+            launch.arg(rows).arg(convert_to(operand) as i32)
+        };
+        self.push(convert);
+        let function = self.function(KernelFile::Sparse, c"k_transpose_rows")?;
+        let tiles = |extent: usize| extent.div_ceil(TRANSPOSE_TILE) as u32;
+        let per_slab = scratch::columns_per_slab(k, size, n);
+        let scales_rows = self.inner.gemm_kernels() == GemmKernels::Cublas;
+        for first in (0..n).step_by(per_slab) {
+            let count = per_slab.min(n - first);
+            let launch = Launch::new(function, [tiles(count), tiles(k), 1], TRANSPOSE_TILE as u32 * 8);
+            self.push(launch.arg(w).arg(first as i64).arg(count as i64).arg(slab).arg(operand.dtype().id()));
+            let gemm = Gemm {
+                m,
+                n: count,
+                k,
+                w: slab,
+                x: rows,
+                out: out.address + 4 * first as u64,
+                out_stride: n,
+                operand,
+                workspace: self.workspace,
+            };
+            self.multiply(gemm, scales.filter(|_| !scales_rows))?;
+        }
+        // Rows of the result are whole now.
+        if let Some(scales) = scales.filter(|_| scales_rows) {
+            let widen = self.function(KernelFile::Pack, c"k_scale_rows")?;
+            let launch = Launch::new(widen, [m as u32, 1, 1], 256);
+            self.push(launch.arg(out.address).arg(scales).arg(n as i64));
+        }
+        Ok(())
     }
 
     /// Multiplies, and each row of the result with its scale.

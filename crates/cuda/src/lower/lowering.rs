@@ -67,6 +67,8 @@ pub(super) struct Lowering<'a> {
     pub(super) pending_route: Option<PendingRoute>,
     /// Routing that the launch before this many steps has done, from logits that were complete before it.
     pub(super) routed: Option<(TensorId, RouteWork, usize)>,
+    /// Gates that are not rectified yet: the matmul of active rows, which is next, does it.
+    pub(super) unrectified: Option<TensorId>,
 }
 
 impl<'a> Lowering<'a> {
@@ -103,6 +105,7 @@ impl<'a> Lowering<'a> {
             expert_rows: None,
             pending_route: None,
             routed: None,
+            unrectified: None,
         })
     }
 

@@ -74,7 +74,7 @@ impl Lowering<'_> {
     }
 
     /// The next node, if it adds a tensor of equal layout (a residual or bias) to a result, and that tensor.
-    fn addend(&self, at: usize, result: TensorId) -> Option<(NodeId, TensorId)> {
+    pub(super) fn addend(&self, at: usize, result: TensorId) -> Option<(NodeId, TensorId)> {
         let next = self.only_reader(at, result)?;
         let [a, b] = *self.graph.inputs(next) else { return None };
         if !matches!(self.graph[next].op(), Op::Binary(Binary::Add)) {

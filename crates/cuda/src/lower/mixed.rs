@@ -6,7 +6,7 @@
 
 use std::ffi::CString;
 
-use quadriga_graph::{NodeId, TensorId};
+use quadriga_graph::{DType, NodeId, TensorId};
 use quadriga_runtime::BackendError;
 
 use super::formats::MatrixFormat;
@@ -123,6 +123,12 @@ impl MixedKernels {
         let results = rows * (TILE + 4) * 4;
         (slots * slot + stages * stage).max(results) as u32 + 1024
     }
+}
+
+/// Whether there are kernels that convert packed weights of a type on the way.
+pub(super) fn takes_packed(dtype: DType) -> bool {
+    let format = MatrixFormat::of(dtype);
+    format.and_then(|format| MixedKernels::of(MatrixKind::Format(format))).is_some()
 }
 
 /// How many blocks share a tile of the result, each with a part of the columns: enough to keep all multiprocessors busy.

@@ -36,7 +36,7 @@ mod supports;
 
 use std::sync::Arc;
 
-use quadriga_graph::Op;
+use quadriga_graph::{Op, Unary};
 use quadriga_runtime::{BackendError, SplitSource};
 
 use self::lowering::Lowering;
@@ -52,7 +52,8 @@ pub(crate) fn lower(inner: &Arc<BackendInner>, split: &SplitSource<'_>) -> Resul
     let mut lowering = Lowering::new(inner, split)?;
     if let Some(region) = &split.scratch {
         let multiprocessors = inner.context.multiprocessors;
-        let needs = scratch_bytes(split.graph, split.nodes, inner.gemm_kernels(), multiprocessors);
+        let has_mixed = inner.kernels.expects_wgmma();
+        let needs = scratch_bytes(split.graph, split.nodes, inner.gemm_kernels(), has_mixed, multiprocessors);
         // Where the region is too small, the node that needs more fails.
         let workspace = needs.workspace.min(region.bytes);
         let rows = needs.decode_rows.min(region.bytes - workspace);
@@ -93,8 +94,9 @@ fn lower_nodes(lowering: &mut Lowering<'_>) -> Result<(), BackendError> {
             Op::Rope { rope, .. } => lowering.rope(at, *node, rope)?,
             Op::Norm { .. } | Op::RmsNorm { .. } | Op::L2Norm { .. } => lowering.row_norm(at, *node)?,
             Op::SoftMax { .. } | Op::Unary(_) if lowering.route(at, *node)? => {}
+            Op::Unary(Unary::Relu) if lowering.leaves_relu_to_matmul(at, *node)? => {}
             Op::MulMatSparse { .. } => lowering.mul_mat_sparse(*node)?,
-            Op::AxpySparse => lowering.axpy_sparse(*node)?,
+            Op::AxpySparse => lowering.axpy_sparse(at, *node)?,
             Op::SelectExperts(_) => lowering.select_experts(at, *node)?,
             Op::ExpertWeights(parameters) => lowering.expert_weights(*node, parameters)?,
             Op::AddId => lowering.add_id(*node)?,

@@ -21,6 +21,7 @@ pub(super) struct RouteWork {
     pub(super) used: i32,
     pub(super) groups: i32,
     pub(super) groups_used: i32,
+    pub(super) group_scores: i32,
     pub(super) softmax: i32,
     pub(super) normalize: i32,
     pub(super) scale: f32,

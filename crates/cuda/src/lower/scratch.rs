@@ -3,8 +3,11 @@
 /// Scratch bytes for converted weights: enough rows at a time to fill the device.
 pub(super) const SLAB_BYTES: usize = 96 << 20;
 
+/// The same where another kernel takes the weight as it is, unless its place or shape forbids that.
+pub(super) const SPARE_SLAB_BYTES: usize = 24 << 20;
+
 /// Scratch arrays start at multiples of this.
-const ALIGNMENT: usize = 256;
+pub(super) const ALIGNMENT: usize = 256;
 
 /// The bytes of arrays one after another, each aligned.
 pub(super) fn total_bytes<const N: usize>(arrays: [usize; N]) -> usize {
@@ -40,14 +43,33 @@ pub(super) fn mixed_rows(m: usize, k: usize) -> [usize; 2] {
     [m.saturating_mul(k.next_multiple_of(256) * 2), m.saturating_mul(4)]
 }
 
-/// Rows in an operand type of `size` bytes, and as many rows of the weight as are converted at a time.
-pub(super) fn operands(m: usize, k: usize, size: usize, n: usize) -> [usize; 2] {
-    [m.saturating_mul(k * size), rows_per_slab(k, size, n).saturating_mul(k * size)]
+/// Rows in an operand type of `size` bytes, and as many rows of the weight as are converted at a time: a slab of at most so many
+/// bytes.
+pub(super) fn operands(m: usize, k: usize, size: usize, n: usize, slab: usize) -> [usize; 2] {
+    [m.saturating_mul(k * size), rows_per_slab(k, size, n, slab).saturating_mul(k * size)]
 }
 
 /// How many rows of a weight are converted at a time.
-pub(super) fn rows_per_slab(k: usize, size: usize, n: usize) -> usize {
-    (SLAB_BYTES / (k * size).max(1)).clamp(1, n.max(1))
+pub(super) fn rows_per_slab(k: usize, size: usize, n: usize, slab: usize) -> usize {
+    (slab / (k * size).max(1)).clamp(1, n.max(1))
+}
+
+/// Scratch bytes for converted weights of neurons: less, since the budget of a GPU that has a part of a model only is better used
+/// for weights.
+pub(super) const NEURON_SLAB_BYTES: usize = 48 << 20;
+
+/// Rows in an operand type of `size` bytes, a scale for each, and as many columns of the weight as are transposed at a time.
+pub(super) fn transposed_operands(m: usize, k: usize, size: usize, n: usize) -> [usize; 3] {
+    let slab = columns_per_slab(k, size, n).saturating_mul(k * size);
+    [m.saturating_mul(k * size), m.saturating_mul(4), slab]
+}
+
+/// How many columns of a weight are transposed at a time: whole tiles of GEMM, if there are that many.
+pub(super) fn columns_per_slab(k: usize, size: usize, n: usize) -> usize {
+    const TILE: usize = 128;
+    let fitting = NEURON_SLAB_BYTES / (k * size).max(1);
+    let whole = if fitting > TILE { fitting - fitting % TILE } else { fitting };
+    whole.clamp(1, n.max(1))
 }
 
 /// The most rows of a tile of one expert.

@@ -8,8 +8,12 @@ use super::expert_extents::ExpertExtents;
 use super::formats::MAX_GEMV_ROWS;
 use super::gemm::operand_type;
 use super::key_partitions::{AttentionExtents, KeyPartitions};
+use super::mixed::takes_packed;
 use super::paged_attention::PagedPartitions;
-use super::scratch::{self, f16_rows, mixed_rows, operands, quantized, sort, total_bytes};
+use super::scratch::{
+    self, NEURON_SLAB_BYTES, SLAB_BYTES, SPARE_SLAB_BYTES, f16_rows, mixed_rows, operands, quantized, sort,
+    total_bytes, transposed_operands,
+};
 use super::sort::{MAX_SORTED_IN_BLOCK, top_of_runs};
 use super::sparse;
 use crate::blas::{GemmKernels, OperandType, WORKSPACE_BYTES};
@@ -30,11 +34,13 @@ impl ScratchBytes {
     }
 }
 
-/// The most that any of these nodes needs, with whichever of its kernels.
+/// The most that any of these nodes needs, with whichever of its kernels. `has_mixed`: weights of some types are usually
+/// multiplied without being converted ([`super::mixed`]).
 pub(crate) fn scratch_bytes(
     graph: &Graph,
     nodes: &[NodeId],
     kernels: GemmKernels,
+    has_mixed: bool,
     multiprocessors: u32,
 ) -> ScratchBytes {
     let mut most = ScratchBytes::default();
@@ -45,21 +51,40 @@ pub(crate) fn scratch_bytes(
         let arrays = match (op, tensor(0), tensor(1), tensor(2)) {
             (Some(Op::MulMat), Some(weight), Some(x), _) => {
                 let (n, k, m) = (weight.shape().rows(), weight.shape().cols(), x.shape().rows());
-                if m > MAX_GEMV_ROWS && kernels == GemmKernels::Cublas {
-                    most.workspace = WORKSPACE_BYTES;
+                if m > MAX_GEMV_ROWS {
+                    most.workspace = most.workspace.max(workspace(kernels));
                 }
                 let mixed = if m > 1 { total_bytes(mixed_rows(m, k)) } else { 0 };
-                matmul(weight.dtype(), (n, k, m), kernels).max(mixed)
+                matmul(weight.dtype(), (n, k, m), kernels, has_mixed).max(mixed)
             }
             (Some(Op::Collective(collective)), Some(x), ..) => {
-                nccl::scratch_bytes(&collective.kind, x.dims4()[2], x.dtype().block_bytes())
+                total_bytes([nccl::scratch_bytes(&collective.kind, x.dims4()[2], x.dtype().block_bytes())])
             }
             (Some(Op::MulMatId), Some(weight), Some(x), Some(ids)) => {
                 ExpertExtents::new(weight.dims4(), x.dims4(), ids.dims4()).scratch_bytes()
             }
+            (Some(Op::MulMatSparse { .. }), Some(weight), Some(x), _) => {
+                let (n, k, m) = (weight.shape().rows(), weight.shape().cols(), x.shape().rows());
+                match sparse::multiplies_all_rows(weight, m) {
+                    false => 0,
+                    true => {
+                        most.workspace = most.workspace.max(workspace(kernels));
+                        gemm_operands(weight.dtype(), (n, k, m), kernels, NEURON_SLAB_BYTES)
+                    }
+                }
+            }
             (Some(Op::AxpySparse), Some(weight), Some(factors), _) => {
-                let (rows, columns) = (weight.shape().rows(), weight.shape().cols());
-                total_bytes(sparse::chunk_bytes(rows, columns, factors.shape().rows()))
+                let (rows, columns, m) =
+                    (weight.shape().rows(), weight.shape().cols(), factors.shape().rows());
+                let chunks = total_bytes(sparse::chunk_bytes(rows, columns, m));
+                match sparse::adds_all_rows(weight, m) {
+                    false => chunks,
+                    true => {
+                        most.workspace = most.workspace.max(workspace(kernels));
+                        let size = operand_type(weight.dtype(), kernels).bytes();
+                        chunks.max(total_bytes(transposed_operands(m, rows, size, columns)))
+                    }
+                }
             }
             (Some(Op::Attention(parameters)), Some(q), _, Some(v)) if parameters.pages => {
                 let [_, heads, queries, _] = q.dims4();
@@ -97,16 +122,13 @@ pub(crate) fn scratch_bytes(
     most
 }
 
-fn matmul(dtype: DType, (n, k, m): (usize, usize, usize), kernels: GemmKernels) -> usize {
+fn matmul(dtype: DType, (n, k, m): (usize, usize, usize), kernels: GemmKernels, has_mixed: bool) -> usize {
     let blocks = k.div_ceil(32);
     if m <= MAX_GEMV_ROWS {
         return total_bytes(quantized(m.next_power_of_two(), blocks));
     }
-    let converted = match operand_type(dtype, kernels) {
-        OperandType::F16 => total_bytes(f16_rows(m, k)),
-        OperandType::F32 => total_bytes(operands(m, k, 4, n)),
-        OperandType::Bf16 => total_bytes(operands(m, k, 2, n)),
-    };
+    let slab = if has_mixed && takes_packed(dtype) { SPARE_SLAB_BYTES } else { SLAB_BYTES };
+    let converted = gemm_operands(dtype, (n, k, m), kernels, slab);
     match kernels {
         // A packed weight is multiplied with quantized rows.
         GemmKernels::OwnF32 => {
@@ -116,11 +138,24 @@ fn matmul(dtype: DType, (n, k, m): (usize, usize, usize), kernels: GemmKernels) 
     }
 }
 
+/// The operands of a GEMM, whose weight is converted in slabs of so many bytes.
+fn gemm_operands(dtype: DType, (n, k, m): (usize, usize, usize), kernels: GemmKernels, slab: usize) -> usize {
+    match operand_type(dtype, kernels) {
+        OperandType::F16 => total_bytes(f16_rows(m, k)),
+        operand => total_bytes(operands(m, k, operand.bytes(), n, slab)),
+    }
+}
+
+/// The workspace of a GEMM.
+fn workspace(kernels: GemmKernels) -> usize {
+    if kernels == GemmKernels::Cublas { WORKSPACE_BYTES } else { 0 }
+}
+
 #[cfg(test)]
 mod tests {
-    use quadriga_graph::{GraphBuilder, Weight};
+    use quadriga_graph::{GraphBuilder, Ranks, Weight};
 
-    use super::super::scratch::{SLAB_BYTES, aligned};
+    use super::super::scratch::aligned;
     use super::*;
 
     fn of(build: impl FnOnce(&GraphBuilder), kernels: GemmKernels) -> ScratchBytes {
@@ -128,7 +163,7 @@ mod tests {
         build(&g);
         let graph = g.finish().unwrap();
         let nodes: Vec<NodeId> = graph.node_ids().collect();
-        scratch_bytes(&graph, &nodes, kernels, 132)
+        scratch_bytes(&graph, &nodes, kernels, false, 132)
     }
 
     fn matmul_of(dtype: DType, rows: usize, kernels: GemmKernels) -> ScratchBytes {
@@ -154,6 +189,53 @@ mod tests {
         // Without mma, f32 operands.
         let old = matmul_of(DType::F16, 512, GemmKernels::OwnF32);
         assert_eq!(old, matmul_of(DType::F32, 512, GemmKernels::Own));
+    }
+
+    #[test]
+    fn a_collective_of_several_rows_needs_its_matrix_as_it_is_aligned() {
+        let gathered = |rows: usize| {
+            let gather = |g: &GraphBuilder| {
+                let ranks = Ranks { group: 0, rank: 0, count: 2 };
+                g.output("y", g.input("x", DType::F16, [rows, 1]).all_gather(ranks, [1, 4]));
+            };
+            of(gather, GemmKernels::Own).total()
+        };
+        assert_eq!((gathered(1), gathered(2), gathered(100)), (0, aligned(20), aligned(1000)));
+        assert!(gathered(2) > 20);
+    }
+
+    #[test]
+    fn neurons_of_many_tokens_need_the_operands_of_gemm() {
+        let of_tokens = |dtype: DType, tokens: usize| {
+            let build = |g: &GraphBuilder| {
+                let weight = |name: &str| g.weight(name, Weight::new(dtype, [11008, 4096]));
+                let x = g.input("x", DType::F32, [tokens, 4096]);
+                let gates = g.input("gates", DType::F32, [tokens, 11008]);
+                let inner = weight("up").mul_mat_sparse(x, gates, None);
+                g.output("y", weight("down").axpy_sparse(inner));
+            };
+            of(build, GemmKernels::Own).arrays
+        };
+        // One token: the sums of chunks of rows.
+        assert_eq!(of_tokens(DType::F16, 1), 86 * 4096 * 4);
+        // Many: rows, their scales, and 2,176 transposed columns of 22,016 bytes.
+        assert_eq!(of_tokens(DType::F16, 512), 512 * 11008 * 2 + 512 * 4 + 2176 * 11008 * 2);
+        let slab = NEURON_SLAB_BYTES / 8192 * 8192;
+        assert_eq!(
+            of_tokens(DType::Q4_0, 512),
+            (512 * 11008 * 2 + 512 * 4 + 2176 * 11008 * 2).max(512 * 8192 + slab)
+        );
+    }
+
+    #[test]
+    fn weights_that_are_not_converted_need_a_small_slab_only() {
+        let g = GraphBuilder::new();
+        let w = g.weight("w", Weight::new(DType::Q4_0, [11008, 4096]));
+        g.output("y", w.mul_mat(g.input("x", DType::F32, [512, 4096])));
+        let graph = g.finish().unwrap();
+        let nodes: Vec<NodeId> = graph.node_ids().collect();
+        let of = |mixed| scratch_bytes(&graph, &nodes, GemmKernels::Own, mixed, 132).arrays;
+        assert_eq!(of(false) - of(true), (11008 - SPARE_SLAB_BYTES / 8192) * 8192);
     }
 
     #[test]

@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn experts_and_states_are_limited_by_their_blocks() {
         let select = |experts| {
-            let parameters = SelectExperts { used: 8, groups: 1, groups_used: 1 };
+            let parameters = SelectExperts::ungrouped(8);
             refusal(|g| g.input("x", DType::F32, [3, experts]).select_experts(parameters)).is_some()
         };
         assert!(!select(2048) && select(8192));

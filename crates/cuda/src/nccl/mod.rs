@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUstream};
 use quadriga_graph::{CollectiveKind, DType};
-use quadriga_runtime::{BackendError, ExchangeCall, RankGroup};
+use quadriga_runtime::{BackendError, Event, ExchangeCall, RankGroup};
 
 pub(crate) use self::calls::{DeviceExchange, ExchangePlaces, scratch_bytes};
 use self::calls::{NcclCall, RowCopy};
@@ -22,6 +22,7 @@ use self::library::{
     UniqueId, VARIABLE,
 };
 use crate::context::Context;
+use crate::event::CudaEvent;
 
 /// How often a connection looks for failures while nothing is issued.
 const WATCH: Duration = Duration::from_millis(50);
@@ -61,6 +62,9 @@ pub enum NcclError {
     /// Another rank cannot use NCCL.
     #[error("{0} of {1} ranks cannot use NCCL; their own messages say why")]
     OtherRanks(usize, usize),
+    /// The backend has a context of its own.
+    #[error("NCCL needs the primary context of a device, and this backend has one of its own")]
+    OwnContext,
     /// A call failed.
     #[error("{function} failed: {text}")]
     Call {
@@ -68,6 +72,12 @@ pub enum NcclError {
         function: &'static str,
         /// The library's text.
         text: String,
+    },
+    /// Kernels of collectives did not end, although all ranks show that they are alive.
+    #[error("a collective did not end within {seconds} s: a rank does not take part, though it is alive")]
+    Hangs {
+        /// The limit.
+        seconds: u64,
     },
     /// A call was not complete in time.
     #[error("{function} did not end within {seconds} s")]
@@ -111,6 +121,10 @@ struct ConnectionState {
     comm: Option<CommHandle>,
     /// Why there is no communicator any more.
     failure: Option<String>,
+    /// When the latest collective was issued, unless the device is known to have passed it.
+    issued: Option<Instant>,
+    /// Recorded behind that one, once there was one.
+    behind: Option<CudaEvent>,
 }
 
 struct CommHandle(Comm);
@@ -124,7 +138,9 @@ impl NcclRanks {
         over: &Arc<dyn RankGroup>,
         limit: Duration,
     ) -> Result<NcclRanks, NcclError> {
-        let connection = Connection::new(NcclLibrary::load(), Some(Arc::clone(context)), over, limit)?;
+        // The library goes by the device, whose primary context it takes. Other ranks hear of an error here, too.
+        let library = if context.is_primary() { NcclLibrary::load() } else { Err(NcclError::OwnContext) };
+        let connection = Connection::new(library, Some(Arc::clone(context)), over, limit)?;
         Ok(NcclRanks { connection })
     }
 }
@@ -261,12 +277,45 @@ impl Connection {
         let asked = unsafe { (self.library.functions.async_error)(comm, &mut found) };
         let error = match (self.over.failure(), asked, found) {
             (Some(failure), ..) => NcclError::Ranks(failure),
-            (None, SUCCESS, SUCCESS | IN_PROGRESS) => return,
+            (None, SUCCESS, SUCCESS | IN_PROGRESS) => match self.hangs(state) {
+                Some(hangs) => hangs,
+                None => return,
+            },
             (None, SUCCESS, result) | (None, result, _) => {
                 NcclError::Call { function: "a collective", text: self.library.text(result, comm) }
             }
         };
         self.fail(state, &error);
+    }
+
+    /// An error if the device has not passed the latest collective for longer than a rank may take part in one: the host waits for the
+    /// device then, without a limit of its own.
+    fn hangs(&self, state: &mut ConnectionState) -> Option<NcclError> {
+        let limit = self.over.step_limit()?;
+        state.issued.filter(|issued| issued.elapsed() >= limit)?;
+        // Other errors of the device are found by whoever waits for it.
+        let passed = state.behind.as_ref().is_some_and(|event| !matches!(event.is_done(), Ok(false)));
+        if passed {
+            state.issued = None;
+            return None;
+        }
+        Some(NcclError::Hangs { seconds: limit.as_secs() })
+    }
+
+    /// Notes that a collective was issued to a stream.
+    fn note_issued(&self, state: &mut ConnectionState, stream: CUstream) -> Result<(), NcclError> {
+        if let Some(context) = &self.context {
+            let event = match state.behind.take() {
+                Some(event) => event,
+                None => CudaEvent::new(context, false)?,
+            };
+            // SAFETY: the event is live and, as the stream is, of this context, which the caller has made current.
+            let recorded = unsafe { sys::cuEventRecord(event.handle(), stream) };
+            state.behind = Some(event);
+            context.check("cuEventRecord", recorded)?;
+        }
+        state.issued = Some(Instant::now());
+        Ok(())
     }
 
     /// Why the connection has ended, if it has.
@@ -282,6 +331,7 @@ impl Connection {
             return Err(NcclError::Ranks(state.failure.clone().unwrap_or_else(ended)));
         };
         let issued = self.issue_all(exchange, comm, stream);
+        let issued = issued.and_then(|()| self.note_issued(&mut state, stream));
         issued.inspect_err(|error| self.fail(&mut state, error))
     }
 
@@ -406,6 +456,10 @@ impl RankGroup for NcclRanks {
     /// Collectives of tensors in host memory do not go through NCCL.
     fn exchange(&self, call: ExchangeCall<'_>) -> Result<(), String> {
         self.connection.over.exchange(call)
+    }
+
+    fn step_limit(&self) -> Option<Duration> {
+        self.connection.over.step_limit()
     }
 
     fn failure(&self) -> Option<String> {

@@ -300,6 +300,30 @@ fn a_rank_that_is_lost_aborts_the_communicator_of_the_others() {
     assert_eq!(calls_of(&world, 0), ["init", "abort"]);
 }
 
+/// The host waits for the stream, and the other communicator has nothing to do: nobody else could notice.
+#[test]
+fn a_rank_that_hangs_with_heartbeats_ends_the_communicator_after_the_limit_of_a_step() {
+    let (number, world) = world(0);
+    let limits = Limits { operation: Some(Duration::ZERO), ..Limits::default() };
+    let (_kept, over) = group(in_process(1, limits).remove(0));
+    let connection = connect(number, &over, LONG).unwrap();
+    connection.look_at(&mut connection.lock());
+    assert_eq!(connection.failure(), None, "nothing was issued");
+    // Without a device, no collective ends. The watching thread may be the first to notice.
+    drop(connection.issue(&sum_of(64), std::ptr::null_mut()));
+    connection.look_at(&mut connection.lock());
+    let failure = connection.failure().unwrap();
+    assert!(failure.contains("a collective did not end within 0 s"), "{failure}");
+    assert_eq!(calls_of(&world, 0).last().unwrap(), "abort");
+    // For ever, where there is no limit.
+    let limits = Limits { operation: None, ..limits };
+    let (_kept, over) = group(in_process(1, limits).remove(0));
+    let connection = connect(number, &over, LONG).unwrap();
+    connection.issue(&sum_of(64), std::ptr::null_mut()).unwrap();
+    connection.look_at(&mut connection.lock());
+    assert_eq!(connection.failure(), None);
+}
+
 #[test]
 fn no_rank_waits_for_one_without_the_library_or_an_identifier() {
     let connect_both = |first: fn() -> Result<Arc<NcclLibrary>, NcclError>| {

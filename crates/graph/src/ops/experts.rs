@@ -14,7 +14,7 @@ pub(super) fn select(parameters: &SelectExperts, inputs: &[&Tensor]) -> Result<I
     let [1, 1, tokens, experts] = scores.dims4() else {
         return shape_error(format!("scores {} are not a matrix of tokens and experts", scores.shape));
     };
-    let SelectExperts { used, groups, groups_used } = *parameters;
+    let SelectExperts { used, groups, groups_used, .. } = *parameters;
     let of = |text: String| Err(GraphErrorKind::Parameter(text));
     if groups == 0 || !experts.is_multiple_of(groups) {
         return of(format!("{experts} experts cannot be divided into {groups} groups"));

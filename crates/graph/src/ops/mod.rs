@@ -27,8 +27,8 @@ pub(crate) use checks::{Inferred, ResultMemory};
 pub use collective::{Collective, CollectiveKind, Ranks};
 pub use op::{Declaration, Op};
 pub use parameters::{
-    Attention, Binary, ExpertWeights, Gate, GatedDeltaRule, Interpolation, Order, PAGE_SLOTS, Pooling,
-    SelectExperts, Unary,
+    Attention, Binary, ExpertWeights, Gate, GatedDeltaRule, GroupScore, Interpolation, Order, PAGE_SLOTS,
+    Pooling, SelectExperts, Unary,
 };
 pub use rope::{Pairing, Rope};
 pub use window::Window;

@@ -113,8 +113,8 @@ pub enum Op {
     /// nothing, whatever it holds: it is not read.
     AxpySparse,
     /// The experts of each token: scores `[t, e]` → ids `[t, used]` (i32), those with the largest scores, largest first
-    /// (of equal ones the first). With groups, only the experts of the best groups count; the score of a group is the sum
-    /// of its two largest scores.
+    /// (of equal ones the first). With groups, only the experts of the groups with the best [`GroupScore`](super::GroupScore)
+    /// count.
     SelectExperts(SelectExperts),
     /// The weights of the selected experts. Inputs: probabilities `[t, e]`, ids `[t, u]` (i32) → `[t, u]`.
     ExpertWeights(ExpertWeights),

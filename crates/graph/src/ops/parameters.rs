@@ -171,6 +171,37 @@ pub struct SelectExperts {
     pub groups: usize,
     /// The number of groups that experts are selected from.
     pub groups_used: usize,
+    /// By which score those groups are the best.
+    pub group_score: GroupScore,
+}
+
+impl SelectExperts {
+    /// So many experts for each token, without groups.
+    pub const fn ungrouped(used: usize) -> SelectExperts {
+        SelectExperts { used, groups: 1, groups_used: 1, group_score: GroupScore::TopTwo }
+    }
+}
+
+/// The score of a group of experts.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum GroupScore {
+    /// The sum of its two largest scores (DeepSeek V3).
+    TopTwo,
+    /// Its largest score (DeepSeek V2).
+    Max,
+}
+
+impl GroupScore {
+    /// Both scores.
+    pub const ALL: [GroupScore; 2] = [GroupScore::TopTwo, GroupScore::Max];
+
+    /// How many of a group's largest scores are added.
+    pub const fn summed(self) -> usize {
+        match self {
+            GroupScore::TopTwo => 2,
+            GroupScore::Max => 1,
+        }
+    }
 }
 
 /// Parameters of [`Op::ExpertWeights`](crate::Op::ExpertWeights).

@@ -7,7 +7,7 @@ use super::cancellation::Cancellation;
 use crate::Result;
 
 /// Grammars that are compiled at once; others wait. Requests cannot take more of the machine than this.
-pub(super) const MAX_COMPILING: usize = 2;
+pub const MAX_COMPILING: usize = 2;
 
 /// How often whoever waits looks whether the work was cancelled.
 pub(super) const CANCEL_INTERVAL: Duration = Duration::from_millis(20);

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use serde_json::Value;
 
 use super::cancellation::Cancellation;
-use super::compiler_slots::{CANCEL_INTERVAL, CompilerSlots};
+use super::compiler_slots::{CANCEL_INTERVAL, CompilerSlots, MAX_COMPILING};
 use super::grammar::Grammar;
 use super::hook::ConstraintHook;
 use super::mask::{MaskJob, plain};
@@ -71,6 +71,16 @@ impl ConstraintEngine {
     /// has stopped.
     pub fn compiling(&self) -> (usize, u64) {
         self.compiling.counts()
+    }
+
+    /// Takes all compilers: other grammars wait until what is returned is dropped. For tests of whoever waits.
+    ///
+    /// # Errors
+    /// None: it waits until they are free.
+    #[doc(hidden)]
+    pub fn hold_compilers(&self) -> Result<impl Send + use<>> {
+        let never = Cancellation::default();
+        (0..MAX_COMPILING).map(|_| self.compiling.enter(&never)).collect::<Result<Vec<_>>>()
     }
 
     /// Compiles the grammar of an answer after what a splitter at the beginning of the output expects: reasoning, if the
@@ -259,7 +269,6 @@ impl Constraint {
 mod tests {
     use serde_json::json;
 
-    use super::super::compiler_slots::MAX_COMPILING;
     use super::*;
     use crate::tokenizer::{TokenType, Vocabulary};
 

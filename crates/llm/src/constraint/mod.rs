@@ -38,6 +38,8 @@ mod bounds;
 #[cfg(feature = "constraint")]
 mod branching;
 #[cfg(feature = "constraint")]
+mod closed;
+#[cfg(feature = "constraint")]
 mod compiler_slots;
 #[cfg(feature = "constraint")]
 mod engine;
@@ -50,6 +52,8 @@ mod intersections;
 mod joined_bounds;
 #[cfg(feature = "constraint")]
 mod mask;
+#[cfg(feature = "constraint")]
+mod multiples;
 #[cfg(feature = "constraint")]
 mod numbers;
 #[cfg(feature = "constraint")]
@@ -71,6 +75,8 @@ mod absent;
 #[cfg(not(feature = "constraint"))]
 pub use absent::{Constraint, ConstraintEngine};
 pub use cancellation::Cancellation;
+#[cfg(feature = "constraint")]
+pub use compiler_slots::MAX_COMPILING;
 #[cfg(feature = "constraint")]
 pub use engine::{Constraint, ConstraintEngine};
 pub use formats::unknown_format;

@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::bounds::{MAX_BOUND, NUMBER_BOUNDS, referred};
 use super::formats::parts;
+use super::multiples::round_to_multiples;
 
 /// The largest `multipleOf` as a whole number of its last decimal: the compiler has a state for every remainder.
 const MAX_MULTIPLE: u128 = 100_000;
@@ -178,6 +179,7 @@ pub(super) fn tighten_bounds(fields: &mut Map<String, Value>) {
         };
         fields.insert(name.to_owned(), json!(inner));
     }
+    round_to_multiples(fields);
     exclude_whole_bound(fields);
 }
 

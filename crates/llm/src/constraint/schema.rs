@@ -4,13 +4,14 @@ use serde_json::{Map, Value, json};
 
 use super::bounds::{check_schema, referred};
 use super::branching::check_branching;
+use super::closed::close_objects;
 use super::formats::{Enforcement, enforcement, parts, parts_mut};
 use super::joined_bounds::join_bounds;
 use super::numbers::{check_numbers, tighten_bounds};
 
-/// White space between the parts of JSON: none, a space, or line ends with an indentation. It is limited, since models that
+/// White space between the parts of JSON: none, a space, or a line end with an indentation. It is limited, since models that
 /// are unsure of what comes next tend to repeat it without end.
-const WHITE_SPACE: &str = r"(?: |\t|(?:\r?\n){1,2}[ \t]{0,64})";
+const WHITE_SPACE: &str = r"(?: |\t|\r?\n[ \t]{0,64})";
 
 /// Escapes in strings. With those by number, a name could be written in a second way, which the schema of its property does not see.
 const ESCAPES: &str = "nrbtf\\\"";
@@ -33,6 +34,7 @@ pub(super) fn check(schema: &Value) -> Result<(), String> {
     check_numbers(schema)?;
     check_branching(schema)?;
     let mut simple = schema.clone();
+    close_objects(&mut simple);
     simplify(&mut simple);
     join_bounds(&mut simple)
 }
@@ -43,6 +45,7 @@ pub(super) fn prepared(schema: &Value) -> Value {
         Value::Bool(true) => json!({}),
         other => other.clone(),
     };
+    close_objects(&mut schema);
     simplify(&mut schema);
     // A schema that fails is refused by the check.
     let _ = join_bounds(&mut schema);

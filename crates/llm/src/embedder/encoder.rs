@@ -110,7 +110,7 @@ impl EncoderRunner {
     ) -> Result<()> {
         let rows = if self.has_head { texts } else { 1 };
         let shape = GraphShape { rows, ..GraphShape::new(tokens, model.hyperparameters().context) };
-        let key = PlanKey([tokens as u64, rows as u64, 0, 0]);
+        let key = PlanKey::of(model.id(), [tokens as u64, rows as u64, 0, 0]);
         Ok(self.session.prepare_with(key, || model.graph(shape), progress)?)
     }
 }

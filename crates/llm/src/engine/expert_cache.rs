@@ -99,6 +99,8 @@ pub(super) struct ExpertResidency {
     pub(super) usage: ExpertCacheUse,
     /// Experts without a slot that this step used, with their layers.
     missed: Vec<(usize, usize)>,
+    /// The layer after that of the latest move.
+    next: usize,
 }
 
 impl ExpertResidency {
@@ -120,6 +122,7 @@ impl ExpertResidency {
             counted: [0; 3],
             usage,
             missed: Vec::new(),
+            next: 0,
         }
     }
 
@@ -145,6 +148,7 @@ impl ExpertResidency {
 
     /// The slot gets the expert from now on, and has none until it arrives.
     pub(super) fn begin(&mut self, Move { layer, expert, slot }: Move) {
+        self.next = layer + 1;
         let Some(layer) = self.layers.get_mut(layer) else { return };
         let Some(state) = layer.in_slot.get_mut(slot) else { return };
         if let SlotState::Holds(old) = std::mem::replace(state, SlotState::Awaits(expert))
@@ -160,10 +164,23 @@ impl ExpertResidency {
         let (Some(state), Some(of)) = (layer.in_slot.get_mut(slot), layer.slot_of.get_mut(expert)) else {
             return;
         };
+        if *state != SlotState::Awaits(expert) {
+            return;
+        }
         if arrived {
             (*state, *of) = (SlotState::Holds(expert), slot as i32);
         } else {
             *state = SlotState::Empty;
+        }
+    }
+
+    /// The device may have failed to write an expert that has arrived. A slot that awaits another one by now stays as it is.
+    pub(super) fn forget(&mut self, Move { layer, expert, slot }: Move) {
+        let Some(layer) = self.layers.get_mut(layer) else { return };
+        if let (Some(state), Some(of)) = (layer.in_slot.get_mut(slot), layer.slot_of.get_mut(expert))
+            && *state == SlotState::Holds(expert)
+        {
+            (*state, *of) = (SlotState::Empty, -1);
         }
     }
 
@@ -196,7 +213,8 @@ impl ExpertResidency {
         }
     }
 
-    /// The experts that should move now, at most so many: those of this batch that have no slot, if moving pays.
+    /// The experts that should move now, at most so many: those of this batch that have no slot, if moving pays. The layer after
+    /// that of the latest move is first, so that all layers have their turn.
     pub(super) fn moves(&mut self, most: usize) -> Vec<Move> {
         let [lookups, hits, possible] = self.counted;
         if lookups == 0 {
@@ -211,7 +229,9 @@ impl ExpertResidency {
             return Vec::new();
         }
         let mut moves: Vec<Move> = Vec::new();
-        for (number, expert) in &self.missed {
+        let first = self.missed.partition_point(|(layer, _)| *layer < self.next);
+        let (others, turn) = self.missed.split_at_checked(first).unwrap_or_default();
+        for (number, expert) in turn.iter().chain(others) {
             if moves.len() == most {
                 break;
             }
@@ -381,6 +401,52 @@ mod tests {
         let hits = cache.usage.hits;
         assert_eq!(used(&mut cache, 3), []);
         assert_eq!(cache.usage.hits, hits + 1);
+    }
+
+    #[test]
+    fn all_layers_have_their_turn_where_few_experts_may_move() {
+        let mut cache = filled(&[26; 48], 64);
+        let (mut rng, mut late) = (Rng(3), [0usize; 48]);
+        for now in 0..1600 {
+            let topic = now / 400 % 2;
+            cache.begin_step();
+            for (layer, hits) in late.iter_mut().enumerate() {
+                let used: Vec<i32> = (0..8).map(|_| (40 * (1 - topic) + rng.below(24)) as i32).collect();
+                if now % 400 >= 200 {
+                    *hits += used.iter().filter(|e| cache.layers[layer].slot_of[**e as usize] >= 0).count();
+                }
+                cache.observe(layer, &used);
+            }
+            for m in cache.moves(4) {
+                cache.begin(m);
+                cache.end(m, true);
+            }
+            cache.check();
+        }
+        let looked_up = 1600 / 2 * 8;
+        let least = late.iter().min().copied().unwrap_or(0);
+        assert!(least * 10 >= looked_up * 8, "{late:?} of {looked_up}");
+    }
+
+    #[test]
+    fn a_failed_batch_gives_no_slot_away_that_awaits_an_expert() {
+        let mut cache = filled(&[1], 4);
+        let [first, second, third] = [1, 2, 3].map(|expert| Move { layer: 0, expert, slot: 0 });
+        cache.begin(first);
+        cache.end(first, true);
+        // Uploaded during the batch for which the first one arrived.
+        cache.begin(second);
+        cache.forget(first);
+        cache.check();
+        assert_eq!(cache.layers[0].victim(|_| false), None, "the slot awaits an expert");
+        cache.end(second, true);
+        cache.check();
+        // What nobody awaits is not used.
+        cache.end(third, true);
+        cache.check();
+        cache.forget(second);
+        cache.check();
+        assert_eq!(cache.layers[0].victim(|_| false), Some(0));
     }
 
     #[test]

@@ -79,10 +79,13 @@ impl ExpertSlots {
         };
         for step in own.cache.initial_moves() {
             while !own.upload(session, step)? {
-                own.apply(session, true);
+                own.apply(session, true)?;
             }
         }
-        own.apply(session, true);
+        own.apply(session, true)?;
+        // Devices may report only now that they failed to write one; the first batch would forget which experts those are.
+        session.wait()?;
+        own.fresh.clear();
         own.cache.usage = ExpertCacheUse { slots: own.cache.usage.slots, ..ExpertCacheUse::default() };
         Ok(Some(own))
     }
@@ -109,8 +112,9 @@ impl ExpertSlots {
         Ok(true)
     }
 
-    /// Experts that have arrived are used from the next batch on.
-    fn apply(&mut self, session: &mut Session, all: bool) {
+    /// Experts that have arrived are used from the next batch on. The first error, if uploads failed.
+    fn apply(&mut self, session: &mut Session, all: bool) -> Result<()> {
+        let mut first = Ok(());
         for (upload, result) in session.apply_uploads(all) {
             if let Some(at) = self.in_flight.iter().position(|(id, _)| *id == upload) {
                 let (_, step) = self.in_flight.swap_remove(at);
@@ -120,14 +124,15 @@ impl ExpertSlots {
                     self.fresh.push(step);
                 }
             }
+            first = first.and(result.map_err(Error::from));
         }
+        first
     }
 
     /// The latest batch has failed.
     pub(crate) fn fail(&mut self) {
         for step in std::mem::take(&mut self.fresh) {
-            self.cache.begin(step);
-            self.cache.end(step, false);
+            self.cache.forget(step);
         }
     }
 
@@ -142,7 +147,8 @@ impl ExpertSlots {
             return Ok(());
         }
         self.fresh.clear();
-        self.apply(session, false);
+        // One that failed is uploaded again when it is used.
+        let _ = self.apply(session, false);
         // Where only the last layer has slots, and no token is an output, the graph has none.
         let divides = |plan: &Plan| plan.graph().leaf(EXPERT_SLOTS).is_some();
         if !session.plan().is_some_and(divides) {

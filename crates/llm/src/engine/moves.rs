@@ -9,8 +9,8 @@ use super::{BatchToken, Engine};
 use crate::models::StateKind;
 use crate::{Error, Result};
 
-/// The key of the graph that copies rows: no batch is this large.
-const KEY: PlanKey = PlanKey([u64::MAX; 4]);
+/// The numbers of the key of the graph that copies rows: no batch is this large.
+const KEY: [u64; 4] = [u64::MAX; 4];
 
 /// The fewest rows that are copied at once, however small batches are.
 const MIN_ROWS: usize = 64;
@@ -86,7 +86,11 @@ impl Engine {
             return Ok(());
         }
         for done in (0..count).step_by(at_once.max(1)) {
-            self.session.prepare_with(KEY, || row_copies(&states, at_once), &mut |_| {})?;
+            self.session.prepare_with(
+                PlanKey::of(self.model.id(), KEY),
+                || row_copies(&states, at_once),
+                &mut |_| {},
+            )?;
             // The graph copies a fixed number of rows: missing ones repeat the last.
             let last = count - 1;
             let at = |first: usize| -> Vec<i32> {

@@ -147,12 +147,24 @@ impl LayerSlots {
 
     fn end(&mut self, step: RowMove, arrived: bool) {
         if let Some(awaits) = self.awaits.get_mut(step.slot) {
+            if *awaits != Some(step.neuron) {
+                return;
+            }
             *awaits = None;
         }
         if let (true, Some(held), Some(slot)) =
             (arrived, self.in_slot.get_mut(step.slot), self.slot_of.get_mut(step.neuron))
         {
             (*held, *slot) = (Some(step.neuron), step.slot as i32);
+        }
+    }
+
+    /// The device may have failed to write a neuron that has arrived. A slot that awaits another one by now stays as it is.
+    fn forget(&mut self, step: RowMove) {
+        if let (Some(held), Some(slot)) = (self.in_slot.get_mut(step.slot), self.slot_of.get_mut(step.neuron))
+            && *held == Some(step.neuron)
+        {
+            (*held, *slot) = (None, -1);
         }
     }
 }
@@ -211,11 +223,14 @@ impl NeuronSlots {
             let moves = own.layers.get(layer).map(|slots| slots.fill(layer)).unwrap_or_default();
             for rows in moves.chunks(ROWS_PER_UPLOAD) {
                 while !own.upload(session, rows)? {
-                    own.apply(session, true);
+                    own.apply(session, true)?;
                 }
             }
         }
-        own.apply(session, true);
+        own.apply(session, true)?;
+        // Devices may report only now that they failed to write one; the first batch would forget which neurons those are.
+        session.wait()?;
+        own.fresh.clear();
         Ok(Some(own))
     }
 
@@ -241,28 +256,36 @@ impl NeuronSlots {
         Ok(true)
     }
 
-    /// Neurons that have arrived are used from the next batch on.
-    fn apply(&mut self, session: &mut Session, all: bool) {
+    /// Neurons that have arrived are used from the next batch on. The first error, if uploads failed.
+    fn apply(&mut self, session: &mut Session, all: bool) -> Result<()> {
+        let mut first = Ok(());
         for (upload, result) in session.apply_uploads(all) {
-            let Some(at) = self.in_flight.iter().position(|(id, _)| *id == upload) else { continue };
-            let (_, moves) = self.in_flight.swap_remove(at);
-            for step in moves {
-                if let Some(layer) = self.layers.get_mut(step.layer) {
-                    layer.end(step, result.is_ok());
-                }
-                if result.is_ok() {
-                    self.fresh.push(step);
+            if let Some(at) = self.in_flight.iter().position(|(id, _)| *id == upload) {
+                let (_, moves) = self.in_flight.swap_remove(at);
+                for step in moves {
+                    if let Some(layer) = self.layers.get_mut(step.layer) {
+                        layer.end(step, result.is_ok());
+                    }
+                    if result.is_ok() {
+                        self.fresh.push(step);
+                    }
                 }
             }
+            first = first.and(result.map_err(Error::from));
         }
+        first
+    }
+
+    /// For each neuron of a layer its slot, or −1.
+    pub(super) fn held(&self, layer: usize) -> &[i32] {
+        self.layers.get(layer).map(|layer| layer.slot_of.as_slice()).unwrap_or_default()
     }
 
     /// The latest batch has failed.
     pub(super) fn fail(&mut self) {
         for step in std::mem::take(&mut self.fresh) {
             if let Some(layer) = self.layers.get_mut(step.layer) {
-                layer.begin(step);
-                layer.end(step, false);
+                layer.forget(step);
             }
         }
     }
@@ -292,7 +315,8 @@ impl Engine {
             return Ok(());
         };
         slots.fresh.clear();
-        slots.apply(&mut self.session, false);
+        // Those that failed are uploaded again while they are among the most active.
+        let _ = slots.apply(&mut self.session, false);
         let divides = |plan: &Plan| plan.graph().leaf(NEURON_SLOTS).is_some();
         if !self.session.plan().is_some_and(divides) {
             return Ok(());
@@ -395,6 +419,25 @@ mod tests {
         assert_eq!(first, [RowMove { layer: 0, neuron: 1, slot: 0 }]);
         own.begin(first[0]);
         assert_eq!(own.moves(0, 1), [RowMove { layer: 0, neuron: 2, slot: 1 }]);
+    }
+
+    #[test]
+    fn a_failed_batch_gives_no_slot_away_that_awaits_a_neuron() {
+        let mut own = layer(4, 1);
+        let [first, second, third] = [1, 2, 3].map(|neuron| RowMove { layer: 0, neuron, slot: 0 });
+        carry_out(&mut own, &[first]);
+        own.begin(second);
+        own.forget(first);
+        own.activity = vec![1.0; 4];
+        assert_eq!(own.moves(0, 8), [], "the slot awaits a neuron");
+        own.end(second, true);
+        // What nobody awaits is not used.
+        own.end(third, true);
+        carry_out(&mut own, &[]);
+        assert_eq!(own.in_slot, [Some(2)]);
+        own.forget(second);
+        carry_out(&mut own, &[]);
+        assert_eq!(own.in_slot, [None]);
     }
 
     #[test]

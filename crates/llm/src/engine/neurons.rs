@@ -6,7 +6,7 @@ use quadriga_graph::{Graph, NodeId, Op, TensorId, TensorKind, layer_of};
 use serde::Serialize;
 
 use super::Engine;
-use crate::models::{GraphShape, active_output, missed_output, predicted_output};
+use crate::models::{GraphShape, SLOTS_SUFFIX, active_output, missed_output, predicted_output};
 use crate::{Model, NeuronCounts, Result};
 
 /// The active neurons of all batches since the engine was made.
@@ -72,6 +72,8 @@ impl NeuronObserver {
 #[derive(Clone, Copy, Default)]
 struct RowsRead {
     active: u64,
+    /// Those of the active neurons that were in slots.
+    in_slots: u64,
     predicted: Option<u64>,
 }
 
@@ -88,7 +90,7 @@ impl Engine {
 
     /// Counts the neurons that a batch used.
     pub(super) fn observe_neurons(&mut self, shape: &GraphShape) -> Result<()> {
-        let Some(observer) = self.neurons.as_mut() else { return Ok(()) };
+        let Some(observer) = self.neurons.as_mut().filter(|_| shape.neurons.observe) else { return Ok(()) };
         let layers = self.model.hyperparameters().layers.len();
         let mut read = vec![RowsRead::default(); layers];
         for (layer, of_layer) in read.iter_mut().enumerate() {
@@ -120,6 +122,9 @@ impl Engine {
             }
             observer.usage.neurons += (tokens * neurons) as u64;
             of_layer.active = count(&observer.used, |used| *used);
+            let held = self.neuron_slots.as_ref().map(|slots| slots.held(layer)).unwrap_or_default();
+            of_layer.in_slots =
+                observer.used.iter().zip(held).map(|(used, slot)| u64::from(*used && *slot >= 0)).sum();
             if has_predictor {
                 self.session.read_into(missed.as_str(), &mut observer.values)?;
                 observer.usage.missed += count(&observer.values, |value| *value != 0.0);
@@ -155,20 +160,28 @@ fn weights_read(graph: &Graph, layers: &[RowsRead]) -> [u64; 3] {
     let mut seen: Vec<TensorId> = Vec::new();
     for node in graph.node_ids() {
         let Some((weight, all)) = weight_of(graph, node) else { continue };
-        if !seen.contains(&weight) {
+        let name = graph.name(weight);
+        let in_slots = name.ends_with(SLOTS_SUFFIX);
+        // Rows in slots are copies.
+        if !seen.contains(&weight) && !in_slots {
             dense += all;
         }
         let is_sparse = graph
             .get_node(node)
             .is_some_and(|node| matches!(node.op(), Op::MulMatSparse { .. } | Op::AxpySparse));
-        let name = graph.name(weight);
         let layer = layer_of(&name).and_then(|layer| layers.get(layer).map(|read| (layer, read)));
         match layer.filter(|_| is_sparse) {
             Some((layer, read)) => {
                 // With a predictor, the first matrix is read by its mask.
                 let mask = graph.outputs().iter().find(|(name, _)| *name == predicted_output(layer));
                 let by_mask = mask.is_some_and(|(_, mask)| graph.inputs(node).get(2) == Some(mask));
-                let read = if by_mask { read.predicted.unwrap_or(read.active) } else { read.active };
+                let is_divided = graph.leaf(&format!("{name}{SLOTS_SUFFIX}")).is_some();
+                let read = match read.predicted.filter(|_| by_mask) {
+                    Some(predicted) => predicted,
+                    None if in_slots => read.in_slots,
+                    None if is_divided => read.active - read.in_slots,
+                    None => read.active,
+                };
                 let count = graph.get(weight).map_or(1, |weight| weight.shape().rows()).max(1) as u64;
                 bytes += all / count * read;
                 rows += read;

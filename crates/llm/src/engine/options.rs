@@ -8,7 +8,9 @@ use quadriga_runtime::Scheduler;
 use super::recurrent::RecurrentRows;
 use crate::adapter::Adapter;
 use crate::hyperparameters::{CacheRows, DEFAULT_CONTEXT, Hyperparameters, LayerShape};
-use crate::models::{GraphShape, LayerSet, NeuronMode, Neurons, PageTable, PromptParts, WindowCache};
+use crate::models::{
+    ExpandedParts, GraphShape, LayerSet, NeuronMode, Neurons, PageTable, PromptParts, WindowCache,
+};
 use crate::{Error, Model, NeuronCounts, Result};
 
 /// The capacity of an engine.
@@ -37,8 +39,8 @@ pub struct EngineOptions {
     pub window_slots: usize,
     /// The number of [checkpoints](crate::Engine::checkpoint) of each sequence: states of earlier tokens, so that it can be
     /// truncated without computing it from its beginning. Models that can return to any earlier token have none. Where so
-    /// many would take more memory than sliding windows save, there are two or one. With [pages](EngineOptions::pages) there is at
-    /// most one for each sequence, and prefixes use all of them.
+    /// many would take more memory than sliding windows save, there are two or one. With [pages](EngineOptions::pages) all
+    /// sequences share them ([`EngineOptions::kept_states`], [`EngineOptions::kept_windows`]), and none is a sequence's own.
     pub checkpoints: usize,
     /// Slots for experts on devices, in all layers together: an expert in a slot is computed there, while the host computes
     /// the others, and experts move into slots as they are used. 0: experts are computed where their tensors are.
@@ -53,6 +55,8 @@ pub struct EngineOptions {
     /// How often each neuron is active: the most active ones are in [`Neurons::slots`] from the beginning. Without counts, neurons
     /// move there as they are used.
     pub neuron_counts: Option<Arc<NeuronCounts>>,
+    /// The most tokens of a batch whose neurons are [observed](Neurons::observe): the activations of a long one take much memory.
+    pub observed_tokens: usize,
     /// Whether the hidden states after the last layer are outputs too, for [`Engine::hidden`](crate::Engine::hidden).
     pub hidden: bool,
     /// Whether the logits are computed; if not, only the hidden states are outputs.
@@ -104,6 +108,7 @@ impl Default for EngineOptions {
             upload_bytes: 0,
             neurons: Neurons::default(),
             neuron_counts: None,
+            observed_tokens: usize::MAX,
             hidden: false,
             logits: true,
             greedy: false,
@@ -199,9 +204,15 @@ impl EngineOptions {
         let experts = with_slots.filter_map(|(_, layer)| layer.experts);
         self.expert_slots = self.expert_slots.min(experts.map(|experts| experts.count).sum());
         let changes_experts = |adapter: &Adapter| adapter.pairs().any(|(_, pair)| pair.experts().is_some());
+        let changes_neurons =
+            |adapter: &Adapter| adapter.pairs().any(|(name, _)| name.ends_with("ffn_up.weight"));
         if model.adapters().iter().any(changes_experts) {
             // Their matrices go by the numbers of experts, not by slots.
             self.expert_slots = 0;
+        }
+        if model.adapters().iter().any(changes_neurons) {
+            // What they add has a row for each neuron, and none for a slot.
+            self.neurons.slots = 0;
         }
         // An encoder computes a text as a whole, and several short ones at once.
         let most = self.context.saturating_mul(self.sequences);
@@ -215,7 +226,7 @@ impl EngineOptions {
             self.neurons = Neurons { slots: 0, observe: false, ..self.neurons };
         }
         self.resolve_windows(hyper)?;
-        let rows = RecurrentRows::count(self.sequences, self.checkpoints);
+        let rows = self.state_rows();
         let pieces = hyper.recurrent.as_ref().map_or(1, |shape| shape.max_pieces());
         if rows.checked_mul(pieces).is_none_or(|pieces| i32::try_from(pieces).is_err()) {
             return wrong(
@@ -227,9 +238,11 @@ impl EngineOptions {
         Ok(self)
     }
 
-    /// An error if ranks compute graphs of different shapes, because memory or options differ, or with different files.
+    /// For a new engine: an error if there was one of these ranks, or if they compute graphs of different shapes, because memory or options
+    /// differ, with different files, or parts that do not belong together.
     pub(crate) fn agree(&self, model: &Model) -> Result<()> {
         let Some(ranks) = model.ranks() else { return Ok(()) };
+        ranks.claim()?;
         let EngineOptions { context, batch, sequences, output_rows, pages, cache_keys, cache_values, .. } =
             self;
         let EngineOptions { window_slots, checkpoints, .. } = self;
@@ -242,6 +255,9 @@ impl EngineOptions {
             let mut first = own.into_bytes();
             ranks.communicator().broadcast_message(&mut first, 0)?;
             format!("the options differ: rank 0 has {}; name them", String::from_utf8_lossy(&first))
+        } else if !ranks.is_same_on_all(ranks.layout().unwrap_or_default().as_bytes())? {
+            "the ranks have divided the model in different ways: they need the same build of the program"
+                .to_owned()
         } else {
             return Ok(());
         };
@@ -263,16 +279,16 @@ impl EngineOptions {
             );
         }
         self.context = self.context.min(self.pages * PAGE_SLOTS);
-        let checkpoints = if hyper.recurrent.is_some() { self.checkpoints.min(1) } else { 0 };
-        self.checkpoints = checkpoints;
         self.resolve_window_pages(hyper);
         Ok(())
     }
 
-    /// Chooses whether window layers have pages of their own: where that saves memory.
+    /// Chooses whether window layers have pages of their own: where that saves memory, if need be with fewer of them for prefixes.
     fn resolve_window_pages(&mut self, hyper: &Hyperparameters) {
+        let forgets = hyper.recurrent.is_some();
         let Some(window) = hyper.window() else {
             self.window_slots = self.context;
+            self.checkpoints = if forgets { self.checkpoints } else { 0 };
             return;
         };
         // The positions before the next token that its window has, wherever in a page they begin; and a page for what follows.
@@ -280,12 +296,23 @@ impl EngineOptions {
         if self.window_slots == 0 {
             self.window_slots = needed;
         }
-        let saves = self.window_slots < self.context && self.all_window_pages() < self.pages;
-        self.window_slots = if saves { self.window_slots.max(needed) } else { self.context };
+        let saves = |checkpoints: usize| {
+            let kept = pages_before(window).saturating_mul(checkpoints);
+            self.window_slots < self.context && self.running_window_pages().saturating_add(kept) < self.pages
+        };
+        let choices = [self.checkpoints, 2, 1, 0].into_iter().filter(|count| *count <= self.checkpoints);
+        let saving = choices.into_iter().find(|count| saves(*count));
+        self.window_slots = if saving.is_some() { self.window_slots.max(needed) } else { self.context };
+        if !forgets {
+            self.checkpoints = saving.unwrap_or(0);
+        } else if saving.is_some_and(|count| count < self.checkpoints) {
+            // The states have as many as were wanted.
+            self.window_slots = self.context;
+        }
     }
 
-    /// Pages of window layers for all sequences: those of the windows, and those of the tokens of a step.
-    fn all_window_pages(&self) -> usize {
+    /// Pages of window layers for running sequences: those of the windows, and those of the tokens of a step.
+    fn running_window_pages(&self) -> usize {
         let windows = (self.window_slots / PAGE_SLOTS).saturating_mul(self.sequences);
         windows.saturating_add(self.batch.div_ceil(PAGE_SLOTS))
     }
@@ -293,7 +320,31 @@ impl EngineOptions {
     /// The pages of window layers, in a KV cache in pages where they have some of their own.
     pub(crate) fn window_pages(&self, hyper: &Hyperparameters) -> Option<usize> {
         let apart = self.pages > 0 && hyper.window().is_some() && self.window_slots < self.context;
-        apart.then(|| self.all_window_pages())
+        apart.then(|| self.running_window_pages().saturating_add(self.kept_window_pages(hyper)))
+    }
+
+    /// Of these, the pages for windows before the ends of prompts, which outlast the pages of answers.
+    pub(crate) fn kept_window_pages(&self, hyper: &Hyperparameters) -> usize {
+        hyper.window().map_or(0, pages_before).saturating_mul(self.kept_windows())
+    }
+
+    /// The number of earlier tokens that layers with a sliding window can return to, of all sequences together.
+    pub fn kept_windows(&self) -> usize {
+        match self.pages {
+            0 => self.checkpoints.saturating_mul(self.sequences),
+            // The pages of running sequences hold others where they suffice.
+            _ => self.checkpoints,
+        }
+    }
+
+    /// The number of earlier tokens that recurrent layers can return to, of all sequences together. With pages there is one for each
+    /// sequence, and [`EngineOptions::checkpoints`] more.
+    pub fn kept_states(&self) -> usize {
+        match (self.pages, self.checkpoints) {
+            (_, 0) => 0,
+            (0, each) => each.saturating_mul(self.sequences),
+            (_, more) => more.saturating_add(self.sequences),
+        }
     }
 
     /// The pages of sequences, and those before them that rows without a token write to.
@@ -329,13 +380,18 @@ impl EngineOptions {
     pub(super) fn other_largest_shapes(&self, model: &Model, largest: GraphShape) -> Vec<GraphShape> {
         let mut shapes: Vec<GraphShape> = self.shape_of_sequences(model).into_iter().collect();
         shapes.extend(self.shape_of_parts(model, largest));
-        if largest.page_table.is_some() && largest.rows > 0 {
+        let expanded = self.shapes_of_expanded(model, largest);
+        for largest in std::iter::once(largest).chain(expanded.iter().copied()) {
+            if largest.page_table.is_none() || largest.rows == 0 {
+                continue;
+            }
             let whole = GraphShape { top: 0, ..largest };
             shapes.push(whole);
             if self.logits && model.hyperparameters().recurrent.is_none() {
                 shapes.push(GraphShape { argmax: true, ..whole });
             }
         }
+        shapes.extend(expanded);
         shapes
     }
 
@@ -435,7 +491,32 @@ impl EngineOptions {
             return self.slots_shape(model, tokens, rows, visible_slots);
         }
         let pages = self.context.div_ceil(PAGE_SLOTS);
-        self.paged_shape(model, tokens, rows, PageTable { rows: self.sequences.min(tokens), pages })
+        let shape =
+            self.paged_shape(model, tokens, rows, PageTable { rows: self.sequences.min(tokens), pages });
+        // A token that is generated, and a part of a prompt, at the end of the longest sequence: with the matrices of both forms.
+        let parts = ExpandedParts { tokens: tokens.saturating_sub(1), pages };
+        let expanded = self.expands(model, parts.tokens, pages * PAGE_SLOTS).then_some(parts);
+        GraphShape { expanded, ..shape }
+    }
+
+    /// In models with latent attention, whether a part of a prompt of so many tokens that sees so many slots in pages attends to the
+    /// expanded keys and values of all heads.
+    pub(crate) fn expands(&self, model: &Model, tokens: usize, visible: usize) -> bool {
+        let slots = self.context.next_multiple_of(PAGE_SLOTS);
+        let Some(latent) = model.hyperparameters().latent.filter(|_| tokens > 1) else { return false };
+        latent.heads_at_once(1, slots).is_some() && latent.expands(tokens, visible, slots)
+    }
+
+    /// Where steps may have parts of prompts whose latent attention is expanded, those that take most memory: a token is generated
+    /// beside as many of prompts as a step has, whose pages are all those of the longest sequence, or the other way round. Both have
+    /// the matrices of both forms.
+    fn shapes_of_expanded(&self, model: &Model, largest: GraphShape) -> Vec<GraphShape> {
+        let (batch, pages) = (largest.tokens, self.context.div_ceil(PAGE_SLOTS));
+        if largest.page_table.is_none() || !self.expands(model, batch, pages * PAGE_SLOTS) {
+            return Vec::new();
+        }
+        let shape = |parts: ExpandedParts| GraphShape { tokens: batch + 1, expanded: Some(parts), ..largest };
+        [ExpandedParts { tokens: batch, pages }, ExpandedParts { tokens: 1, pages: 1 }].map(shape).into()
     }
 
     fn slots_shape(&self, model: &Model, tokens: usize, rows: usize, visible_slots: usize) -> GraphShape {
@@ -448,6 +529,7 @@ impl EngineOptions {
             visible_slots,
             cache_slots,
             page_table: None,
+            expanded: None,
             window_cache: self.window_cache(model.hyperparameters()),
             state_rows: self.state_rows(),
             sequences: 1,
@@ -470,7 +552,8 @@ impl EngineOptions {
     fn neurons_of(&self, tokens: usize) -> Neurons {
         // What is not known is learned while tokens are generated.
         let learns = self.neurons.slots > 0 && self.neuron_counts.is_none() && tokens <= MAX_LEARNED_TOKENS;
-        Neurons { observe: self.neurons.observe || learns, ..self.neurons }
+        let observes = self.neurons.observe && tokens <= self.observed_tokens;
+        Neurons { observe: observes || learns, ..self.neurons }
     }
 
     /// The window layers' own KV cache; `None` if they use the full one.
@@ -502,7 +585,10 @@ impl EngineOptions {
             layers: windowed.count(),
             own: cache.rows as u64 * row,
             full: self.cache_slots() as u64 * row,
-            checkpoints: (cache.rows - cache.slots) as u64 * row,
+            checkpoints: match self.pages {
+                0 => (cache.rows - cache.slots) as u64 * row,
+                _ => (self.kept_window_pages(hyper) * PAGE_SLOTS) as u64 * row,
+            },
         })
     }
 
@@ -537,7 +623,7 @@ impl EngineOptions {
         let layers = hyper.layers.iter().filter(|layer| !layer.attention).count();
         let row = (layers * (shape.conv_state() + shape.linear_state()) * size_of::<f32>()) as u64;
         let rows = self.state_rows() as u64;
-        let checkpoints = (self.sequences * self.checkpoints) as u64 * row;
+        let checkpoints = self.kept_states() as u64 * row;
         Some(RecurrentStates { layers, bytes: rows * row, checkpoints })
     }
 
@@ -545,7 +631,7 @@ impl EngineOptions {
     fn state_rows(&self) -> usize {
         match self.pages {
             0 => RecurrentRows::count(self.sequences, self.checkpoints),
-            _ => 1 + (STATES_OF_SEQUENCE + self.checkpoints) * self.sequences,
+            _ => (1 + STATES_OF_SEQUENCE * self.sequences).saturating_add(self.kept_states()),
         }
     }
 
@@ -559,6 +645,11 @@ impl EngineOptions {
         }
         self
     }
+}
+
+/// The pages that hold the window of the first token of a page, but for that page itself.
+fn pages_before(window: usize) -> usize {
+    (window - 1).div_ceil(PAGE_SLOTS)
 }
 
 fn wrong<T>(name: &'static str, value: usize, wanted: &'static str) -> Result<T> {

@@ -1,6 +1,9 @@
 //! Keys of mixtures of experts.
 
+use quadriga_graph::GroupScore;
+
 use super::Hyperparameters;
+use super::biases::require_bias;
 use super::keys::Keys;
 use crate::Result;
 
@@ -40,6 +43,8 @@ pub struct Experts {
     pub groups: usize,
     /// The number of groups that a token's experts are selected from.
     pub groups_used: usize,
+    /// By which score those groups are the best.
+    pub group_score: GroupScore,
 }
 
 /// What holds for an architecture's experts where a file does not say otherwise.
@@ -109,6 +114,24 @@ impl Hyperparameters {
         }
     }
 
+    /// Sets the score of groups as models of DeepSeek have it, whose files do not name it: routers with a selection bias add the
+    /// two largest scores of a group (V3, `noaux_tc`), those of softmax without one take the largest (V2,
+    /// `group_limited_greedy`). There is no model with groups by sigmoid without that bias.
+    pub(crate) fn set_group_scores(&mut self, keys: &Keys<'_>) -> Result<()> {
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            let Some(experts) = layer.experts.as_mut().filter(|experts| experts.groups > 1) else { continue };
+            let name = format!("blk.{index}.exp_probs_b");
+            if experts.gating == Gating::Sigmoid {
+                if keys.has_tensors() {
+                    require_bias(keys, &name)?;
+                }
+            } else if keys.file().find_tensor(&format!("{name}.bias")).is_none() {
+                experts.group_score = GroupScore::Max;
+            }
+        }
+        Ok(())
+    }
+
     /// The mixture of experts of the layers that have one; `None` if none has.
     pub fn experts(&self) -> Option<Experts> {
         self.layers.iter().find_map(|layer| layer.experts)
@@ -138,6 +161,7 @@ impl Keys<'_> {
             weighs_inputs: defaults.weighs_inputs,
             groups,
             groups_used,
+            group_score: GroupScore::TopTwo,
         })
     }
 

@@ -121,9 +121,18 @@ impl<'f> Keys<'f> {
         }
     }
 
-    /// An array with one truth value for each block.
+    /// An array with one truth value for each block, or with 0 or 1.
     pub(crate) fn find_flags(&self, key: &str, blocks: usize) -> Result<Option<Vec<bool>>> {
-        self.array::<bool>(key, blocks)
+        if self.file.find::<Vec<i64>>(&self.key(key)).is_err() {
+            return self.array::<bool>(key, blocks);
+        }
+        let flag = |number: i64| match number {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(self.wrong(key, other, "an array of truth values, or of 0 and 1")),
+        };
+        let Some(numbers) = self.array::<i64>(key, blocks)? else { return Ok(None) };
+        numbers.into_iter().map(flag).collect::<Result<_>>().map(Some)
     }
 
     /// An array with one number for each block.

@@ -43,13 +43,21 @@ impl LatentAttention {
         slots * one + pairs * (plain + rotated + value) < tokens * one + pairs * (2 * rank + rotated)
     }
 
+    /// Whether a batch of `tokens` that attends to the first `visible` of `slots` of a KV cache is expanded: where that costs less,
+    /// with all slots, too.
+    pub fn expands(&self, tokens: usize, visible: usize, slots: usize) -> bool {
+        [visible, slots].into_iter().all(|slots| self.is_cheaper_expanded(tokens, slots))
+    }
+
     /// How many of `heads` are expanded at a time for a batch of `tokens` that attends to the first `visible` of `slots` of a
     /// KV cache; `None` if the absorbed form costs less. What it takes does not exceed what the same batch takes with all
     /// slots, so that a plan for those has room for it.
     pub fn expanded_heads(&self, heads: usize, tokens: usize, visible: usize, slots: usize) -> Option<usize> {
-        if ![visible, slots].into_iter().all(|slots| self.is_cheaper_expanded(tokens, slots)) {
-            return None;
-        }
+        self.expands(tokens, visible, slots).then(|| self.heads_at_once(heads, slots)).flatten()
+    }
+
+    /// How many of `heads` are expanded at a time, so that those of all `slots` of a KV cache have room; `None` if not one has.
+    pub fn heads_at_once(&self, heads: usize, slots: usize) -> Option<usize> {
         let one = slots.checked_mul(self.key_length())?.checked_mul(size_of::<f32>())?;
         let most = (MAX_EXPANDED_BYTES / one.max(1)).min(heads);
         // Parts of nearly equal size.

@@ -1,5 +1,6 @@
 //! A model's hyperparameters: read from the metadata of its file, and checked.
 
+mod activation;
 mod biases;
 mod cache_rows;
 mod experts;
@@ -20,6 +21,7 @@ use std::ops::Range;
 
 use quadriga_graph::Pairing;
 
+pub(crate) use self::activation::Activation;
 pub(crate) use self::biases::require_bias;
 pub use self::cache_rows::CacheRows;
 pub(crate) use self::cache_rows::DEFAULT_CONTEXT;

@@ -3,6 +3,7 @@
 use quadriga_graph::DType;
 
 use super::Hyperparameters;
+use super::activation::Activation;
 use super::keys::Keys;
 use crate::{Error, Result};
 
@@ -12,15 +13,19 @@ const THRESHOLD: &str = "powerinfer.sparse_threshold";
 impl Hyperparameters {
     /// Reads whether the gates of feed-forward networks are rectified, in architectures whose gates usually are not: the file
     /// says so, or is one of PowerInfer's, which have no others.
-    pub(crate) fn read_rectified(&mut self, keys: &Keys<'_>) -> Result<()> {
+    pub(crate) fn read_rectified(&mut self, keys: &Keys<'_>, usual: Activation) -> Result<()> {
         let file = keys.file();
         let of_powerinfer = file.is_powerinfer()
             || file.find::<f32>(THRESHOLD)?.is_some()
             || file.find_tensor("blk.0.ffn_down_t.weight").is_some();
+        let (relu, usual) = (Activation::Relu.names(), usual.names());
         self.rectified = match keys.find_text("hidden_activation")? {
-            Some("relu") => true,
-            Some("silu") => false,
-            Some(other) => return Err(keys.wrong("hidden_activation", other, "relu or silu")),
+            Some(name) if relu.contains(&name) => true,
+            Some(name) if usual.contains(&name) => false,
+            Some(other) => {
+                let wanted = format!("{} or {}", relu.join(" or "), usual.join(" or "));
+                return Err(keys.wrong("hidden_activation", other, &wanted));
+            }
             None => of_powerinfer,
         };
         Ok(())

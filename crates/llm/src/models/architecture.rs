@@ -4,7 +4,7 @@ use quadriga_graph::Pairing;
 
 use super::builder::ModelBuilder;
 use crate::Result;
-use crate::hyperparameters::{Hyperparameters, Keys, NormKind};
+use crate::hyperparameters::{Activation, Hyperparameters, Keys, NormKind};
 
 /// A model architecture.
 pub(super) struct Architecture {
@@ -16,6 +16,8 @@ pub(super) struct Architecture {
     pub(super) pairing: Pairing,
     /// The kind of its norms.
     pub(super) norm: NormKind,
+    /// The activation of its feed-forward networks: files that name another one are refused, unless `read` looks the key up.
+    pub(super) activation: Activation,
     /// Reads the keys that are special to the architecture, after the common ones.
     pub(super) read: fn(&Keys<'_>, &mut Hyperparameters) -> Result<()>,
     /// Builds the graph.
@@ -28,7 +30,7 @@ impl Architecture {
         let mut hyper = Hyperparameters::read(keys, self.pairing, self.norm)?;
         (self.read)(keys, &mut hyper)?;
         hyper.check(keys)?;
-        hyper.refuse_unread(keys)?;
+        hyper.refuse_unread(keys, self.activation)?;
         Ok(hyper)
     }
 }

@@ -7,13 +7,14 @@ use super::architecture::Architecture;
 use super::builder::{FeedForward, ModelBuilder};
 use super::llama;
 use crate::Result;
-use crate::hyperparameters::{Hyperparameters, Keys, NormKind};
+use crate::hyperparameters::{Activation, Hyperparameters, Keys, NormKind};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "bamboo",
     models: "Bamboo",
     pairing: Pairing::Adjacent,
     norm: NormKind::Rms,
+    activation: Activation::Relu,
     read,
     build,
 };

@@ -3,15 +3,16 @@
 use quadriga_graph::{Pairing, Value};
 
 use super::architecture::Architecture;
-use super::builder::{LayerBuilder, ModelBuilder};
-use crate::Result;
-use crate::hyperparameters::{Hyperparameters, Keys, NormKind, require_bias};
+use super::builder::{LayerBuilder, ModelBuilder, TOKEN_TYPE_COUNT, TOKEN_TYPES};
+use crate::hyperparameters::{Activation, Hyperparameters, Keys, NormKind, require_bias};
+use crate::{Error, Result};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "bert",
     models: "all-MiniLM, bge, e5",
     pairing: Pairing::Half,
     norm: NormKind::Layer,
+    activation: Activation::Gelu,
     read,
     build,
 };
@@ -32,6 +33,7 @@ pub(super) fn read_encoder(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Resu
     keys.refuse_experts()?;
     hyper.encoder = true;
     require_bias(keys, "token_embd_norm")?;
+    check_token_types(keys, hyper)?;
     hyper.require_biases(keys, &["attn_output_norm", "layer_output_norm"])?;
     let causal = keys.find_flag("attention.causal")?.unwrap_or(false);
     if causal {
@@ -39,6 +41,24 @@ pub(super) fn read_encoder(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Resu
     } else {
         Ok(())
     }
+}
+
+/// An error unless the file has a vector for each type of tokens that its tokenizer counts. A single type may have none: models
+/// without types (DistilBERT) are counted as having one.
+fn check_token_types(keys: &Keys<'_>, hyper: &Hyperparameters) -> Result<()> {
+    let count = keys.file().find::<u64>(TOKEN_TYPE_COUNT)?.unwrap_or(0);
+    if count == 0 || !keys.has_tensors() {
+        return Ok(());
+    }
+    if count == 1 && keys.file().find_tensor(TOKEN_TYPES).is_none() {
+        return Ok(());
+    }
+    let found = keys.file().tensor(TOKEN_TYPES)?.shape().dims().to_vec();
+    let wanted = vec![usize::try_from(count).unwrap_or(usize::MAX), hyper.width];
+    if found == wanted {
+        return Ok(());
+    }
+    Err(Error::TensorShape { name: TOKEN_TYPES.to_owned(), found, wanted })
 }
 
 fn build(model: &ModelBuilder<'_>) -> Result<()> {

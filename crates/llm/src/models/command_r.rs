@@ -6,13 +6,14 @@ use quadriga_graph::{Gate, Pairing};
 use super::architecture::Architecture;
 use super::builder::ModelBuilder;
 use crate::Result;
-use crate::hyperparameters::{Hyperparameters, Keys, NormKind};
+use crate::hyperparameters::{Activation, Hyperparameters, Keys, NormKind};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "command-r",
     models: "Command R and R+",
     pairing: Pairing::Adjacent,
     norm: NormKind::Layer,
+    activation: Activation::Silu,
     read,
     build,
 };

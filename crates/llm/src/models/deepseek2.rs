@@ -6,13 +6,14 @@ use quadriga_graph::{Gate, Pairing};
 use super::architecture::Architecture;
 use super::builder::ModelBuilder;
 use crate::Result;
-use crate::hyperparameters::{ExpertDefaults, Gating, Hyperparameters, Keys, NormKind};
+use crate::hyperparameters::{Activation, ExpertDefaults, Gating, Hyperparameters, Keys, NormKind};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "deepseek2",
-    models: "DeepSeek V2, V2 Lite, V3 and R1, Kimi K2",
+    models: "DeepSeek V2, V2 Lite, V3 and R1, Kimi K2, GLM 4.7 Flash",
     pairing: Pairing::Adjacent,
     norm: NormKind::Rms,
+    activation: Activation::Silu,
     read,
     build,
 };
@@ -27,13 +28,15 @@ fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     let magnitude = read_yarn(keys, hyper)?;
     hyper.attention_scale = Some((magnitude.powi(2) / (latent.key_length() as f64).sqrt()) as f32);
     let gating = if is_glm_flash(hyper) { Gating::Sigmoid } else { Gating::Softmax };
-    hyper
-        .read_experts(keys, ExpertDefaults { gating, normalize: false, ..ExpertDefaults::NORMALIZED_SOFTMAX })
+    let defaults = ExpertDefaults { gating, normalize: false, ..ExpertDefaults::NORMALIZED_SOFTMAX };
+    hyper.read_experts(keys, defaults)?;
+    hyper.set_group_scores(keys)
 }
 
 /// YaRN scales attention scores instead of the rotated elements, by the square of the returned factor.
 fn read_yarn(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<f64> {
-    let Some(multiplier) = keys.find_factor("rope.scaling.yarn_log_multiplier")? else { return Ok(1.0) };
+    let key = "rope.scaling.yarn_log_multiplier";
+    let Some(multiplier) = keys.find_factor(key)? else { return Ok(1.0) };
     let mut result = 1.0;
     let base = keys.positive("rope.scaling.attn_factor", 1.0)?;
     for rope in hyper.layers.iter_mut().filter_map(|layer| layer.rope.as_mut()) {
@@ -44,6 +47,9 @@ fn read_yarn(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<f64> {
         rope.attn_factor = (f64::from(base) / (1.0 + 0.1 * logarithm)) as f32;
         // Files have a tenth of the model's own multiplier.
         result = 1.0 + f64::from(multiplier) * logarithm;
+    }
+    if !(result.powi(2) as f32).is_finite() {
+        return Err(keys.wrong(key, multiplier, "smaller: the factor of attention scores is not finite"));
     }
     Ok(result)
 }

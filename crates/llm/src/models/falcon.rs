@@ -6,13 +6,14 @@ use quadriga_graph::{Pairing, Unary};
 use super::architecture::Architecture;
 use super::builder::{FeedForward, ModelBuilder};
 use crate::Result;
-use crate::hyperparameters::{Hyperparameters, Keys, NormKind, require_bias};
+use crate::hyperparameters::{Activation, Hyperparameters, Keys, NormKind, require_bias};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "falcon",
     models: "Falcon 7B and 40B",
     pairing: Pairing::Half,
     norm: NormKind::Layer,
+    activation: Activation::Gelu,
     read,
     build,
 };
@@ -21,7 +22,7 @@ fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     keys.refuse_experts()?;
     hyper.require_biases(keys, &["attn_norm", "attn_norm_2"])?;
     require_bias(keys, "output_norm")?;
-    hyper.read_rectified(keys)?;
+    hyper.read_rectified(keys, ARCHITECTURE.activation)?;
     hyper.read_predictors(keys)
 }
 

@@ -5,13 +5,14 @@ use quadriga_graph::{Gate, Pairing};
 use super::architecture::Architecture;
 use super::builder::ModelBuilder;
 use crate::Result;
-use crate::hyperparameters::{Hyperparameters, Keys, NormKind};
+use crate::hyperparameters::{Activation, Hyperparameters, Keys, NormKind};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "gemma",
     models: "Gemma 1",
     pairing: Pairing::Half,
     norm: NormKind::Rms,
+    activation: Activation::GeluTanh,
     read,
     build,
 };

@@ -7,13 +7,14 @@ use super::architecture::Architecture;
 use super::builder::{KeyValues, LayerBuilder, ModelBuilder, first_stream};
 use super::gemma;
 use crate::Result;
-use crate::hyperparameters::{Hyperparameters, Keys, NormKind, WindowPattern};
+use crate::hyperparameters::{Activation, Hyperparameters, Keys, NormKind, WindowPattern};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "gemma3n",
     models: "Gemma 3n (text)",
     pairing: Pairing::Half,
     norm: NormKind::Rms,
+    activation: Activation::GeluTanh,
     read,
     build,
 };

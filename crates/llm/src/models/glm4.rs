@@ -6,13 +6,14 @@ use quadriga_graph::{Gate, Pairing};
 use super::architecture::Architecture;
 use super::builder::ModelBuilder;
 use crate::Result;
-use crate::hyperparameters::{Hyperparameters, Keys, NormKind};
+use crate::hyperparameters::{Activation, Hyperparameters, Keys, NormKind};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "glm4",
     models: "GLM 4 (dense)",
     pairing: Pairing::Adjacent,
     norm: NormKind::Rms,
+    activation: Activation::Silu,
     read,
     build,
 };

@@ -1,4 +1,4 @@
-//! GLM 4.5 and later with experts: biases on queries, keys and values, in some models norms of their heads, RoPE on a part of
+//! GLM 4.5, 4.6 and 4.7 with experts: biases on queries, keys and values, in some models norms of their heads, RoPE on a part of
 //! each head; dense layers first, then experts with a selection bias, one of them for all tokens.
 
 use quadriga_graph::{Gate, Pairing};
@@ -6,13 +6,14 @@ use quadriga_graph::{Gate, Pairing};
 use super::architecture::Architecture;
 use super::builder::ModelBuilder;
 use crate::Result;
-use crate::hyperparameters::{ExpertDefaults, Gating, Hyperparameters, Keys, NormKind};
+use crate::hyperparameters::{Activation, ExpertDefaults, Gating, Hyperparameters, Keys, NormKind};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "glm4moe",
-    models: "GLM 4.5 and later with experts",
+    models: "GLM 4.5, 4.6 and 4.7 with experts",
     pairing: Pairing::Half,
     norm: NormKind::Rms,
+    activation: Activation::Silu,
     read,
     build,
 };

@@ -6,13 +6,16 @@ use quadriga_graph::{Gate, Pairing};
 use super::architecture::Architecture;
 use super::builder::ModelBuilder;
 use crate::Result;
-use crate::hyperparameters::{ExpertDefaults, Gating, Hyperparameters, Keys, NormKind, WindowPattern};
+use crate::hyperparameters::{
+    Activation, ExpertDefaults, Gating, Hyperparameters, Keys, NormKind, WindowPattern,
+};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "gpt-oss",
     models: "gpt-oss 20B and 120B",
     pairing: Pairing::Half,
     norm: NormKind::Rms,
+    activation: Activation::Silu,
     read,
     build,
 };

@@ -5,13 +5,14 @@ use quadriga_graph::{Gate, Pairing, Value};
 use super::architecture::Architecture;
 use super::builder::{LayerBuilder, ModelBuilder};
 use crate::Result;
-use crate::hyperparameters::{Hyperparameters, Keys, NormKind, WindowPattern};
+use crate::hyperparameters::{Activation, Hyperparameters, Keys, NormKind, WindowPattern};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "lfm2",
     models: "LFM2 (dense)",
     pairing: Pairing::Half,
     norm: NormKind::Rms,
+    activation: Activation::Silu,
     read,
     build,
 };

@@ -6,13 +6,14 @@ use quadriga_graph::{Gate, Pairing};
 use super::architecture::Architecture;
 use super::builder::{FeedForward, ModelBuilder};
 use crate::Result;
-use crate::hyperparameters::{ExpertDefaults, Hyperparameters, Keys, NormKind, WindowPattern};
+use crate::hyperparameters::{Activation, ExpertDefaults, Hyperparameters, Keys, NormKind, WindowPattern};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "llama",
     models: "Llama 1 to 3, Mistral, Mixtral, TinyLlama, SmolLM 1 and 2, ReluLLaMA, ProSparse",
     pairing: Pairing::Adjacent,
     norm: NormKind::Rms,
+    activation: Activation::Silu,
     read: read_rectified,
     build,
 };
@@ -20,7 +21,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 /// The same for models whose feed-forward networks may be rectified.
 fn read_rectified(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     read(keys, hyper)?;
-    hyper.read_rectified(keys)?;
+    hyper.read_rectified(keys, ARCHITECTURE.activation)?;
     hyper.read_predictors(keys)
 }
 

@@ -8,7 +8,7 @@ use super::architecture::Architecture;
 use super::builder::ModelBuilder;
 use crate::Result;
 use crate::hyperparameters::{
-    AttentionTemperature, ExpertDefaults, Gating, Hyperparameters, Keys, NormKind, WindowPattern,
+    Activation, AttentionTemperature, ExpertDefaults, Gating, Hyperparameters, Keys, NormKind, WindowPattern,
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -16,6 +16,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     models: "Llama 4 (Scout, Maverick; text)",
     pairing: Pairing::Adjacent,
     norm: NormKind::Rms,
+    activation: Activation::Silu,
     read,
     build,
 };

@@ -5,13 +5,14 @@ use quadriga_graph::Pairing;
 use super::architecture::Architecture;
 use super::builder::ModelBuilder;
 use crate::Result;
-use crate::hyperparameters::{Hyperparameters, Keys, NormKind};
+use crate::hyperparameters::{Activation, Hyperparameters, Keys, NormKind};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "mamba2",
     models: "Mamba 2, Mamba Codestral",
     pairing: Pairing::Half,
     norm: NormKind::Rms,
+    activation: Activation::Silu,
     read,
     build,
 };

@@ -16,6 +16,8 @@
 //! | `part_rows` | i32 `[length · count]` | with them: the first token of each part, the second of each, …; `n` for one that a part lacks |
 //! | `part_ends` | i32 `[count · before]` | with them: the last tokens of each part, which its convolution remembers: `t · count + part`, where the first `t` are those that it remembered before |
 //! | `part_order` | i32 `[n]` | with them: where the result of each token is, after `single_rows` in `part_rows` |
+//! | `expanded_pages` | i32 `[p]` | with [`GraphShape::expanded`]: the pages of the prompts whose latent attention is expanded, one prompt's after the other's |
+//! | `expanded_spans` | i32 `[t, 2]` | with it: `spans` of the last `t` tokens, in slots of these pages |
 //! | `window_pages` | i32 `[s, p]` | `pages` in layers with a sliding window, where those have a KV cache of their own; 0 for pages that are before the window |
 //! | `window_slots` | i32 `[n]` | `slots` in layers with a sliding window, where those have a KV cache of their own |
 //! | `window_spans` | i32 `[n, 2]` | `spans` in layers with a sliding window; absent if there are none |
@@ -181,6 +183,8 @@ pub struct GraphShape {
     pub cache_slots: usize,
     /// The page table, where sequences share the KV cache in pages; `None` if each has slots of its own.
     pub page_table: Option<PageTable>,
+    /// In models with latent attention and a page table: the parts of prompts whose attention is expanded, the last tokens of the batch.
+    pub expanded: Option<ExpandedParts>,
     /// Rows of each recurrent state, in models that have some.
     pub state_rows: usize,
     /// Sequences of the batch, in models with recurrent states: 1 for tokens of one sequence, or as many as there are tokens for one
@@ -227,6 +231,15 @@ pub struct PromptParts {
     pub count: usize,
     /// Tokens of the longest part, or more. Recurrent layers compute as many of each.
     pub length: usize,
+}
+
+/// Parts of prompts that attend to the keys and values of all heads, which are made of the latent vectors in pages.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ExpandedParts {
+    /// Their tokens: the last ones of the batch.
+    pub tokens: usize,
+    /// The pages of all of them.
+    pub pages: usize,
 }
 
 /// The shape of a page table.
@@ -280,6 +293,7 @@ impl GraphShape {
             visible_slots: context,
             cache_slots: context,
             page_table: None,
+            expanded: None,
             state_rows: 2,
             sequences: 1,
             parts: None,
@@ -325,16 +339,43 @@ pub(crate) fn build_adapted(
     shape: GraphShape,
 ) -> Result<Graph> {
     let g = GraphBuilder::new();
-    (find(hyper.architecture)?.build)(&ModelBuilder::new(&g, file, hyper, adapters, ranks, shape)?)?;
-    g.finish().map_err(Error::from)
+    let built = ModelBuilder::new(&g, file, hyper, adapters, ranks, shape)
+        .and_then(|builder| (find(hyper.architecture)?.build)(&builder));
+    finish(g, built).map(|(graph, ())| graph)
+}
+
+/// The finished graph and what came of building it. The graph's own error is the earlier one: after it, values have shapes
+/// that no tensor fits.
+fn finish<T>(g: GraphBuilder, built: Result<T>) -> Result<(Graph, T)> {
+    let graph = g.finish()?;
+    Ok((graph, built?))
 }
 
 /// An error if adapters have matrices that the model's graph does not use.
 pub(crate) fn check_adapters(file: &File, hyper: &Hyperparameters, adapters: &[Adapter]) -> Result<()> {
     let g = GraphBuilder::new();
-    let builder = ModelBuilder::new(&g, file, hyper, adapters, None, GraphShape::new(1, 1))?;
-    (find(hyper.architecture)?.build)(&builder)?;
-    builder.check_adapters()?;
-    drop(builder);
-    g.finish().map(drop).map_err(Error::from)
+    let checked =
+        ModelBuilder::new(&g, file, hyper, adapters, None, GraphShape::new(1, 1)).and_then(|builder| {
+            (find(hyper.architecture)?.build)(&builder)?;
+            builder.check_adapters()
+        });
+    finish(g, checked).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_the_graph_comes_before_what_it_led_to() {
+        let late = || Error::UnsupportedArchitecture { name: "late".to_owned(), known: String::new() };
+        let g = GraphBuilder::new();
+        g.input("x", DType::F32, [2]).add(g.input("y", DType::F32, [3]));
+        assert!(matches!(finish(g, Err::<(), _>(late())), Err(Error::Graph(_))));
+        assert!(matches!(
+            finish(GraphBuilder::new(), Err::<(), _>(late())),
+            Err(Error::UnsupportedArchitecture { .. })
+        ));
+        assert!(matches!(finish(GraphBuilder::new(), Ok(7)), Ok((_, 7))));
+    }
 }

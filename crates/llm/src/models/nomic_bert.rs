@@ -6,10 +6,12 @@ use super::architecture::Architecture;
 use super::bert;
 use super::builder::ModelBuilder;
 use crate::Result;
+use crate::hyperparameters::Activation;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "nomic-bert",
     models: "Nomic Embed Text",
+    activation: Activation::Silu,
     read: bert::read_encoder,
     build,
     ..bert::ARCHITECTURE

@@ -6,13 +6,14 @@ use quadriga_graph::{Gate, Pairing, Rope};
 use super::architecture::Architecture;
 use super::builder::ModelBuilder;
 use crate::Result;
-use crate::hyperparameters::{Hyperparameters, Keys, NormKind, WindowPattern};
+use crate::hyperparameters::{Activation, Hyperparameters, Keys, NormKind, WindowPattern};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "olmo2",
     models: "OLMo 2 and 3",
     pairing: Pairing::Half,
     norm: NormKind::Rms,
+    activation: Activation::Silu,
     read,
     build,
 };

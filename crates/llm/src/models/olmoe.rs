@@ -5,10 +5,17 @@ use quadriga_graph::{Gate, Pairing};
 use super::architecture::Architecture;
 use super::builder::ModelBuilder;
 use crate::Result;
-use crate::hyperparameters::{ExpertDefaults, Hyperparameters, Keys, NormKind};
+use crate::hyperparameters::{Activation, ExpertDefaults, Hyperparameters, Keys, NormKind};
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "olmoe", models: "OLMoE", pairing: Pairing::Half, norm: NormKind::Rms, read, build };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "olmoe",
+    models: "OLMoE",
+    pairing: Pairing::Half,
+    norm: NormKind::Rms,
+    activation: Activation::Silu,
+    read,
+    build,
+};
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     keys.require_tensor("output.weight")?;

@@ -6,10 +6,17 @@ use quadriga_graph::{Pairing, Unary};
 use super::architecture::Architecture;
 use super::builder::{FeedForward, ModelBuilder};
 use crate::Result;
-use crate::hyperparameters::{Hyperparameters, Keys, NormKind, require_bias};
+use crate::hyperparameters::{Activation, Hyperparameters, Keys, NormKind, require_bias};
 
-pub(super) const ARCHITECTURE: Architecture =
-    Architecture { name: "opt", models: "OPT", pairing: Pairing::Half, norm: NormKind::Layer, read, build };
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "opt",
+    models: "OPT",
+    pairing: Pairing::Half,
+    norm: NormKind::Layer,
+    activation: Activation::Relu,
+    read,
+    build,
+};
 
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     keys.refuse_experts()?;

@@ -6,13 +6,14 @@ use quadriga_graph::{Gate, Pairing, Value};
 use super::architecture::Architecture;
 use super::builder::{DeltaLayout, LayerBuilder, ModelBuilder};
 use crate::Result;
-use crate::hyperparameters::{Hyperparameters, Keys, NormKind};
+use crate::hyperparameters::{Activation, Hyperparameters, Keys, NormKind};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "qwen35",
     models: "Qwen 3.5 and 3.6 (dense)",
     pairing: Pairing::Half,
     norm: NormKind::Rms,
+    activation: Activation::Silu,
     read,
     build,
 };
@@ -20,7 +21,22 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
     hyper.skip_predicting_blocks(keys)?;
     keys.refuse_experts()?;
-    hyper.read_recurrent(keys)
+    read_layers(keys, hyper)
+}
+
+/// Reads which layers are recurrent. The others multiply the values of a head by a gate that is as long as its query.
+pub(super) fn read_layers(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
+    hyper.read_recurrent(keys)?;
+    for layer in hyper.layers.iter().filter(|layer| layer.attention) {
+        let wanted = format!("{}, as attention.key_length", layer.key_length);
+        keys.check(
+            "attention.value_length",
+            layer.value_length,
+            layer.value_length == layer.key_length,
+            &wanted,
+        )?;
+    }
+    Ok(())
 }
 
 fn build(model: &ModelBuilder<'_>) -> Result<()> {

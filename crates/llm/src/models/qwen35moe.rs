@@ -18,5 +18,5 @@ pub(super) fn read(keys: &Keys<'_>, hyper: &mut Hyperparameters) -> Result<()> {
         ..ExpertDefaults::NORMALIZED_SOFTMAX
     };
     hyper.read_experts(keys, defaults)?;
-    hyper.read_recurrent(keys)
+    qwen35::read_layers(keys, hyper)
 }

@@ -7,13 +7,14 @@ use quadriga_graph::{Gate, Pairing};
 use super::architecture::Architecture;
 use super::builder::ModelBuilder;
 use crate::Result;
-use crate::hyperparameters::{ExpertDefaults, Hyperparameters, Keys, NormKind, WindowPattern};
+use crate::hyperparameters::{Activation, ExpertDefaults, Hyperparameters, Keys, NormKind, WindowPattern};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "smallthinker",
     models: "SmallThinker",
     pairing: Pairing::Half,
     norm: NormKind::Rms,
+    activation: Activation::Relu,
     read,
     build,
 };

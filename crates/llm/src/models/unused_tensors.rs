@@ -5,7 +5,7 @@ use quadriga_gguf::File;
 use quadriga_graph::{GraphBuilder, layer_of};
 
 use super::builder::ModelBuilder;
-use super::{GraphShape, find};
+use super::{GraphShape, find, finish};
 use crate::hyperparameters::Hyperparameters;
 use crate::{Error, Result};
 
@@ -25,12 +25,13 @@ const OF_NO_LAYER: [&str; 4] = ["rope_freqs.", "rope_factors_", "v.", "mm."];
 /// Builds the smallest graph of a model, which checks every tensor that it uses, and refuses a file that has others.
 pub(crate) fn check_tensors(file: &File, hyper: &Hyperparameters) -> Result<()> {
     let g = GraphBuilder::new();
-    let builder = ModelBuilder::new(&g, file, hyper, &[], None, GraphShape::new(1, 1))?;
-    (find(hyper.architecture)?.build)(&builder)?;
-    let unknown = builder.unknown_tensors().into_iter();
-    let unused: Vec<String> = unknown.filter(|name| !is_harmless(name, hyper)).map(str::to_owned).collect();
-    drop(builder);
-    g.finish()?;
+    let unused = ModelBuilder::new(&g, file, hyper, &[], None, GraphShape::new(1, 1)).and_then(|builder| {
+        (find(hyper.architecture)?.build)(&builder)?;
+        let unknown = builder.unknown_tensors().into_iter();
+        let unused = unknown.filter(|name| !is_harmless(name, hyper));
+        Ok(unused.map(str::to_owned).collect::<Vec<String>>())
+    });
+    let (_, unused) = finish(g, unused)?;
     if unused.is_empty() {
         return Ok(());
     }

@@ -24,7 +24,7 @@ impl Placement {
                 .and_then(|larger| Ok((Engine::forecast(model, &placed.scheduler, larger.clone())?, larger)));
             match planned {
                 Ok((forecast, larger))
-                    if larger.batch > options.batch && suits(&forecast, &placed.forecast) =>
+                    if larger.batch > options.batch && self.suits(&forecast, &placed.forecast) =>
                 {
                     return Ok((PlacedModel { forecast, ..placed }, larger));
                 }
@@ -34,15 +34,15 @@ impl Placement {
         }
         Ok((placed, options))
     }
-}
 
-/// Whether a plan of a larger batch streams weights, holds the others where the first plan does, and fits the memory.
-fn suits(plan: &Plan, first: &Plan) -> bool {
-    let bytes = plan.bytes();
-    let fits = plan.backends().iter().zip(&bytes).all(|(backend, bytes)| {
-        let free = backend.device().free_bytes.map(|free| (free as f64 * USABLE) as u64);
-        backend.memory().host || free.is_none_or(|free| bytes.total() <= free)
-    });
-    let same = first.bytes().iter().zip(&bytes).all(|(a, b)| a.weights == b.weights);
-    plan.streams_weights() && fits && same
+    /// Whether a plan of a larger batch streams weights, holds the others where the first plan does, and fits the memory.
+    fn suits(&self, plan: &Plan, first: &Plan) -> bool {
+        let bytes = plan.bytes();
+        let fits = plan.backends().iter().zip(&bytes).all(|(backend, bytes)| {
+            let free = self.free_bytes(&**backend).map(|free| (free as f64 * USABLE) as u64);
+            backend.memory().host || free.is_none_or(|free| bytes.total() <= free)
+        });
+        let same = first.bytes().iter().zip(&bytes).all(|(a, b)| a.weights == b.weights);
+        plan.streams_weights() && fits && same
+    }
 }

@@ -48,7 +48,7 @@ impl Placement {
                 .resolve(model)
                 .and_then(|larger| Ok((Engine::forecast(model, &plain.scheduler, larger.clone())?, larger)));
             match planned {
-                Ok((forecast, larger)) if is_modest(&forecast, &plain.forecast) => {
+                Ok((forecast, larger)) if self.is_modest(&forecast, &plain.forecast) => {
                     return Ok((PlacedModel { forecast, ..plain }, larger));
                 }
                 Ok(_) | Err(Error::Runtime(_) | Error::Option { .. }) => context /= 2,
@@ -57,17 +57,17 @@ impl Placement {
         }
         Ok((plain, default))
     }
-}
 
-/// Whether a plan leaves half of each device's memory free and keeps the weights where the default's are.
-fn is_modest(plan: &Plan, default: &Plan) -> bool {
-    let free = plan.backends().iter().map(|backend| backend.device().free_bytes);
-    let fits = plan
-        .bytes()
-        .iter()
-        .zip(free)
-        .all(|(bytes, free)| free.is_none_or(|free| bytes.total() as f64 <= free as f64 * USABLE));
-    let weights =
-        |plan: &Plan| plan.bytes().iter().map(|bytes| bytes.weights + bytes.mapped).collect::<Vec<_>>();
-    fits && weights(plan) == weights(default) && plan.streams_weights() == default.streams_weights()
+    /// Whether a plan leaves half of each device's memory free and keeps the weights where the default's are.
+    fn is_modest(&self, plan: &Plan, default: &Plan) -> bool {
+        let free = plan.backends().iter().map(|backend| self.free_bytes(&**backend));
+        let fits = plan
+            .bytes()
+            .iter()
+            .zip(free)
+            .all(|(bytes, free)| free.is_none_or(|free| bytes.total() as f64 <= free as f64 * USABLE));
+        let weights =
+            |plan: &Plan| plan.bytes().iter().map(|bytes| bytes.weights + bytes.mapped).collect::<Vec<_>>();
+        fits && weights(plan) == weights(default) && plan.streams_weights() == default.streams_weights()
+    }
 }

@@ -143,7 +143,16 @@ impl Devices {
     /// The first CUDA device, where there is one that works, and the CPU. A device that is there but does not work is
     /// left out; [`Devices::unusable`] says why.
     pub fn detect(cpu: impl Into<CpuOptions>) -> Result<Devices> {
-        let gpu = (cuda_count() > 0).then(|| cuda(0));
+        Devices::detect_nth(0, cpu)
+    }
+
+    /// As [`Devices::detect`], for one of several processes of this machine, counted from 0: each has the CUDA device of its number, and
+    /// those that are more than the devices begin again with the first.
+    ///
+    /// # Errors
+    /// The CPU backend cannot be opened.
+    pub fn detect_nth(process: usize, cpu: impl Into<CpuOptions>) -> Result<Devices> {
+        let gpu = ordinal_of(process, cuda_count()).map(cuda);
         let cpu = cpu.into().open(matches!(gpu, Some(Ok(_))))?;
         match gpu {
             None => Devices::new([], cpu),
@@ -194,6 +203,12 @@ impl DeviceName {
     }
 }
 
+/// The CUDA device of a process, of so many.
+fn ordinal_of(process: usize, count: u32) -> Option<u32> {
+    let number = process.checked_rem(count as usize)?;
+    u32::try_from(number).ok()
+}
+
 #[cfg(feature = "cuda")]
 fn cuda_count() -> u32 {
     quadriga_cuda::device_count().unwrap_or(0)
@@ -218,4 +233,17 @@ fn cuda_count() -> u32 {
 fn cuda(ordinal: u32) -> Result<Arc<dyn Backend>> {
     let source = "this build has no CUDA backend".into();
     Err(Error::Device { name: DeviceName::Cuda(ordinal).to_string(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ordinal_of;
+
+    #[test]
+    fn processes_of_a_machine_have_one_gpu_after_the_other() {
+        let found: Vec<Option<u32>> = (0..5).map(|process| ordinal_of(process, 4)).collect();
+        assert_eq!(found, [Some(0), Some(1), Some(2), Some(3), Some(0)]);
+        assert_eq!(ordinal_of(3, 1), Some(0));
+        assert_eq!(ordinal_of(0, 0), None);
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use quadriga_graph::{DType, Graph, NodeId, Op, TensorId, layer_of};
-use quadriga_runtime::{Cost, Plan, Rates};
+use quadriga_runtime::{Cost, ExpertRows, Plan, Rates};
 use serde::Serialize;
 
 use super::expert_ranks::DividedExperts;
@@ -90,11 +90,13 @@ impl BatchEstimate {
             else {
                 continue;
             };
+            let is_host = plan.backends().get(split.backend).is_some_and(|backend| backend.memory().host);
             for node in splits.nodes_of(number) {
                 let dtype = largest_leaf(graph, *node).map_or(DType::F32, |(_, dtype)| dtype);
                 let share = expert_share(graph, *node, hits) * neurons::active_share(graph, *node);
                 let cost = Cost::of(graph, *node);
                 let cost = experts.map_or(cost, |experts| experts.cost(graph, *node, cost));
+                let cost = if is_host { on_host(cost, graph, *node, experts) } else { cost };
                 let mut own = share * rates_here.seconds(cost, dtype);
                 if matches!(graph[*node].op(), Op::MulMat | Op::MulMatId | Op::Attention(_)) {
                     own += rates_here.launch;
@@ -138,8 +140,16 @@ impl BatchEstimate {
     }
 }
 
+/// The work of a node for a host, as the scheduler counts it to decide about [streaming](quadriga_runtime::WeightStreaming).
+fn on_host(cost: Cost, graph: &Graph, node: NodeId, divided: Option<DividedExperts>) -> Cost {
+    let Some(rows) = ExpertRows::of(graph, node) else { return cost };
+    // A rank has some of the experts that its tokens choose from.
+    let rows = divided.map_or(rows, |divided| divided.rows());
+    Cost { operations: (cost.operations as f64 * rows.host_slowness()) as u64, ..cost }
+}
+
 /// Bytes that each backend reads in a run of a plan, with all experts: the next token uses others.
-fn working_sets(plan: &Plan, backends: usize) -> Vec<f64> {
+pub(super) fn working_sets(plan: &Plan, backends: usize) -> Vec<f64> {
     let (graph, splits) = (plan.graph(), plan.splits());
     let mut sets = vec![0.0; backends];
     for (number, split) in splits.splits.iter().enumerate() {
@@ -281,7 +291,8 @@ impl Placement {
         placed: &PlacedModel,
         visible: usize,
     ) -> Result<SpeedEstimate> {
-        let options = options.clone().resolve(model)?;
+        // Of one request, whatever there is room for.
+        let options = EngineOptions { pages: 0, sequences: 1, ..options.clone().resolve(model)? };
         let rates = self.rates_of(devices);
         let plan = |tokens: usize, slots: usize| {
             Engine::plan_batch(model, &placed.scheduler, &options, tokens, slots)

@@ -15,7 +15,7 @@ use crate::models::LayerSet;
 const QUARTERS: usize = 4;
 
 /// How much longer a request may take than with whole layers alone, if routing has no locality at all.
-const MAX_LOSS: f64 = 0.1;
+const MAX_LOSS: f64 = 0.02;
 
 /// One way to use an accelerator's memory for experts, and the speed that is expected of it.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
@@ -64,8 +64,10 @@ impl SlotSearch<'_> {
                 |(index, _): &(usize, &usize)| offloaded_index(resident.len(), kept + 1, *index).is_some();
             let kept: LayerSet =
                 resident.iter().enumerate().filter(is_kept).map(|(_, layer)| *layer).collect();
-            if let Some(planned) = self.with_resident(&kept, &plan)? {
-                candidates.push(self.candidate(planned, kept.len(), visible)?);
+            for split in self.splits() {
+                if let Some(planned) = self.with_resident((&kept, split), &plan)? {
+                    candidates.push(self.candidate(planned, kept.len(), visible)?);
+                }
             }
         }
         let most = candidates.first().map_or(f64::INFINITY, |first| first.seconds[1] * (1.0 + MAX_LOSS));
@@ -81,19 +83,20 @@ impl SlotSearch<'_> {
         Ok((PlacedModel { expert_options: options, ..placed }, with))
     }
 
-    /// A plan with only these layers' experts resident, and slots for the others; `None` if there is no room for enough.
+    /// A plan with only these layers' experts resident, and slots for the others, on accelerators that divide the layers so; `None`
+    /// if there is no room for enough.
     fn with_resident(
         &self,
-        kept: &LayerSet,
+        (kept, tensor_split): (&LayerSet, Vec<f32>),
         plan: impl Fn(&Placement) -> Result<(PlacedModel, EngineOptions)>,
     ) -> Result<Option<(PlacedModel, EngineOptions)>> {
         let layers = 0..self.model.hyperparameters().layers.len();
         let experts_on_cpu = layers.filter(|layer| !kept.contains(*layer)).collect();
-        let placement = Placement { experts_on_cpu, ..self.placement.clone() };
+        let placement = Placement { experts_on_cpu, tensor_split, ..self.placement.clone() };
         let Some((rest, with)) = fitting(plan(&placement))? else { return Ok(None) };
         let resident = ExpertLayers::of(&rest, self.devices.accelerators().len()).resident;
         let (bytes, least) = (self.left(&rest), self.least(&resident));
-        self.fill(rest, &with, bytes, least)
+        self.fill(rest, &with, &bytes, least)
     }
 
     /// The estimate of a plan. All are compared with the same part of the KV cache in use.

@@ -1,7 +1,7 @@
 //! The work of experts that ranks divide: a token uses some of one rank's, and all wait for the rank that has the most of them.
 
 use quadriga_graph::{Graph, NodeId, Op};
-use quadriga_runtime::Cost;
+use quadriga_runtime::{Cost, ExpertRows};
 
 use crate::hyperparameters::Experts;
 
@@ -21,11 +21,17 @@ impl DividedExperts {
         DividedExperts { count: experts.count, used: experts.used, tokens }
     }
 
-    /// The work of a matmul whose weight has only some of the experts: what the rank with the most of those that tokens use has to do.
+    /// How many rows an expert has, wherever it is.
+    pub(super) fn rows(&self) -> ExpertRows {
+        ExpertRows { experts: self.count, used: self.used, tokens: self.tokens }
+    }
+
+    /// The work of a matmul with experts: what the rank with the most of those that tokens use has to do. Several tokens use some of
+    /// them in common, on one rank as on several.
     pub(super) fn cost(&self, graph: &Graph, node: NodeId, all: Cost) -> Cost {
         let (Op::MulMatId, Some(weight)) = (graph[node].op(), graph.inputs(node).first()) else { return all };
         let own = graph[*weight].dims4()[1];
-        if own == 0 || own >= self.count || self.used == 0 {
+        if own == 0 || self.used == 0 || (own >= self.count && self.tokens == 1) {
             return all;
         }
         let (pairs, ranks) = ((self.tokens * self.used) as f64, self.count.div_ceil(own));
@@ -113,8 +119,12 @@ mod tests {
         let cost =
             |count: usize, tokens: usize| DividedExperts { count, used: 2, tokens }.cost(&graph, node, all);
         assert_eq!(cost(2, 1), all, "all experts are here");
+        assert_eq!(cost(2, 1000), all, "and all are used");
         assert_eq!(cost(4, 1), Cost { operations: 800, traffic: 800, sent: 0 });
         // Many tokens use every expert: all are read, half of the products are here.
         assert_eq!(cost(4, 1000), Cost { operations: 600, traffic: 1200, sent: 0 });
+        // Two tokens that use one of two experts each: with an even chance the same one, wherever the experts are.
+        let one = |count: usize| DividedExperts { count, used: 1, tokens: 2 }.cost(&graph, node, all).traffic;
+        assert_eq!((one(2), one(4)), (900, 525));
     }
 }

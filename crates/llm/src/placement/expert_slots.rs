@@ -70,15 +70,16 @@ impl Placement {
             ExpertCache::Bytes(bytes) => {
                 let (rest, with) = if is_auto {
                     // What the cache is given is not for other parts.
-                    let least = self.budgets(devices).iter().flatten().min().copied();
-                    let less = least.map(|least| least.saturating_sub(bytes).saturating_sub(slots.staging));
-                    let less = Placement { budget: less.or(self.budget), ..self.clone() };
+                    let less = |budget: u64| budget.saturating_sub(bytes).saturating_sub(slots.staging);
+                    let budgets = self.budgets(devices).into_iter();
+                    let device_budgets = budgets.map(|budget| budget.map(less)).collect();
+                    let less = Placement { device_budgets, ..self.clone() };
                     let Some(planned) = fitting(plan(&less))? else { return Ok((placed, options)) };
                     planned
                 } else {
                     (placed.clone(), options.clone())
                 };
-                Ok(slots.fill(rest, &with, bytes, 1)?.unwrap_or((placed, options)))
+                Ok(slots.fill(rest, &with, &vec![bytes; accelerators], 1)?.unwrap_or((placed, options)))
             }
         }
     }
@@ -167,29 +168,41 @@ impl SlotSearch<'_> {
         layers.filter(|(layer, _)| !resident.contains(*layer)).filter_map(|(_, layer)| layer.experts)
     }
 
-    /// The bytes that a plan leaves on every accelerator, beside uploads.
-    pub(super) fn left(&self, rest: &PlacedModel) -> u64 {
+    /// The bytes that a plan leaves on each accelerator, beside uploads.
+    pub(super) fn left(&self, rest: &PlacedModel) -> Vec<u64> {
         let free = |(bytes, budget): (BackendBytes, Option<u64>)| {
             budget.unwrap_or(0).saturating_sub(bytes.total()).saturating_sub(self.staging)
         };
-        // Slots are spread evenly, so that the fullest accelerator decides.
         let all = rest.forecast.bytes().into_iter().zip(self.placement.budgets(self.devices));
-        all.map(free).min().unwrap_or(0)
+        all.map(free).collect()
     }
 
-    /// A plan with as many slots as there is room for in `bytes` on each accelerator, and within budgets; `None` if those
+    /// The ways to divide layers among accelerators that are worth comparing. Slots are spread evenly over layers: where one
+    /// accelerator has more memory than others, it has more slots if it has more layers.
+    pub(super) fn splits(&self) -> Vec<Vec<f32>> {
+        let budgets = self.placement.budgets(self.devices);
+        let mut splits = vec![self.placement.tensor_split.clone()];
+        let is_uneven = budgets.windows(2).any(|pair| pair.first() != pair.last());
+        if self.placement.tensor_split.is_empty() && is_uneven {
+            splits.push(budgets.iter().map(|budget| budget.unwrap_or(0) as f32).collect());
+        }
+        splits.retain(|split| split.is_empty() || split.iter().any(|share| *share > 0.0));
+        splits
+    }
+
+    /// A plan with as many slots as there is room for in `bytes` of each accelerator, and within budgets; `None` if those
     /// are fewer than `least`.
     pub(super) fn fill(
         &self,
         mut rest: PlacedModel,
         with: &EngineOptions,
-        bytes: u64,
+        bytes: &[u64],
         least: usize,
     ) -> Result<Option<(PlacedModel, EngineOptions)>> {
         let accelerators = self.devices.accelerators().len();
         let budgets = match self.placement.gpu_layers {
             GpuLayers::Auto => self.placement.budgets(self.devices),
-            _ => vec![self.placement.budget; accelerators],
+            _ => self.placement.given_budgets(self.devices),
         };
         // Uploads need memory that no plan has.
         for (accelerator, budget) in budgets.iter().enumerate() {
@@ -201,7 +214,7 @@ impl SlotSearch<'_> {
         let resident = ExpertLayers::of(&rest, accelerators).resident;
         let all: usize = self.with_slots(&resident).map(|experts| experts.count).sum();
         // A backend may need a little more for a slot than the file: packed rows are aligned.
-        let wanted = bytes.saturating_mul(accelerators as u64) / self.one;
+        let wanted = bytes.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes)) / self.one;
         let mut slots = usize::try_from(wanted).unwrap_or(usize::MAX).min(all);
         while slots >= least.max(1) {
             let upload_bytes = self.upload_bytes;
@@ -235,7 +248,7 @@ impl SlotSearch<'_> {
         &self,
         placed: &PlacedModel,
         options: &EngineOptions,
-        bytes: u64,
+        bytes: &[u64],
     ) -> Result<Option<(Plan, Vec<u64>)>> {
         let resolved = options.clone().resolve(self.model)?;
         let all = resolved.context * resolved.sequences;
@@ -245,7 +258,7 @@ impl SlotSearch<'_> {
             let Some(plan) = fitting(plan)? else { return Ok(None) };
             own = slot_bytes(&plan);
             // Some bytes of alignment do not count.
-            if own.iter().any(|own| *own > bytes.saturating_add(bytes / 64)) {
+            if own.iter().zip(bytes).any(|(own, bytes)| *own > bytes.saturating_add(bytes / 64)) {
                 return Ok(None);
             }
         }

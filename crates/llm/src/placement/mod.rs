@@ -7,9 +7,10 @@
 //! let model = Model::open("model.gguf")?;
 //! let placement = Placement { gpu_layers: GpuLayers::Count(12), budget: Some(6 << 30), ..Placement::default() };
 //! let devices = placement.open_devices()?;
-//! let placed = placement.plan(&model, &devices, &EngineOptions::default())?;
+//! let options = EngineOptions::default();
+//! let placed = placement.plan(&model, &devices, &options)?;
 //! println!("{}", placed.forecast); // splits, copies and bytes of the largest batch
-//! let engine = Engine::new(model, &placed.scheduler, EngineOptions::default(), &mut |_| {})?;
+//! let engine = Engine::new(model, &placed.scheduler, placed.engine_options(&options), &mut |_| {})?;
 //! # Ok::<(), quadriga_llm::Error>(())
 //! ```
 
@@ -32,12 +33,14 @@ mod residence;
 mod rule;
 mod search;
 mod shares;
+mod simulation;
 mod tensor_class;
 
 use std::str::FromStr;
 use std::sync::Arc;
 
 pub use quadriga_cpu::numa::NumaMode;
+use quadriga_graph::DType;
 use quadriga_runtime::{Backend, Plan, Rates, Scheduler, WeightStreaming};
 
 pub use self::devices::{CpuOptions, DeviceList, DeviceName, Devices};
@@ -54,6 +57,7 @@ pub use self::report::{ClassResidence, residence};
 pub use self::rule::offload;
 use self::search::Search;
 use self::shares::shares;
+pub use self::simulation::{RankSimulation, SimulatedRun, Straggler, TimeParts};
 pub use self::tensor_class::TensorClass;
 use crate::engine::EngineOptions;
 use crate::model::Model;
@@ -95,7 +99,7 @@ impl FromStr for GpuLayers {
 pub struct Placement {
     /// The devices.
     pub devices: DeviceList,
-    /// Threads of the CPU backend; one for each core if `None`, or one less beside an accelerator.
+    /// Threads of the CPU backend. If `None`, one for each core; beside an accelerator one less where there are more than four.
     pub threads: Option<usize>,
     /// The NUMA nodes that the CPU's threads and weights are bound to, on machines with several.
     pub numa: Option<NumaMode>,
@@ -107,6 +111,9 @@ pub struct Placement {
     /// Bytes that the model may use on each accelerator. Without a budget, [`GpuLayers::Auto`] uses 95 % of what is
     /// free.
     pub budget: Option<u64>,
+    /// Bytes that the model may use on single accelerators, in the order of the devices: in place of [`Placement::budget`] where there
+    /// is a number.
+    pub device_budgets: Vec<Option<u64>>,
     /// Weights that are placed by name, whatever the placement of their layers; of several that match, the first decides. States
     /// stay with their layers.
     pub overrides: Vec<TensorOverride>,
@@ -123,7 +130,11 @@ pub struct Placement {
     /// Measured rates of backends, by name. [`GpuLayers::Auto`] and [`Placement::estimate`] assume [those of its
     /// kind](Rates::assumed) for a backend that is not listed.
     pub rates: Vec<(String, Rates)>,
-    /// When weights on the CPU are streamed to an accelerator; `None` leaves it to the scheduler.
+    /// The processes that compute on a device, by its name: each counts on its part of what is free there. Those that are not listed are
+    /// of this process alone.
+    pub shared_by: Vec<(String, usize)>,
+    /// When weights on the CPU are streamed to an accelerator; if `None`, where their copy takes less time than the CPU's matmuls, by
+    /// [the rates of both](Placement::rates_of).
     pub streaming: Option<WeightStreaming>,
     /// The largest batch that [`Placement::plan_with_context`] may choose where weights are streamed: a longer batch computes
     /// more with each copy. It is halved until memory suffices; elsewhere, or if it is smaller, the batch is that of the
@@ -156,6 +167,8 @@ pub struct PlacedModel {
     pub expert_options: Vec<ExpertOption>,
     /// Rows of neurons on accelerators, for [`Neurons::slots`](crate::models::Neurons::slots).
     pub neuron_slots: usize,
+    /// Why [`Placement::hot_neurons`] has no effect; `None` if it has, or is off.
+    pub neurons_not_divided: Option<&'static str>,
 }
 
 impl PlacedModel {
@@ -200,7 +213,8 @@ impl Placement {
         options: &EngineOptions,
     ) -> Result<PlacedModel> {
         let (expert_slots, resident_experts) = (0, LayerSet::EMPTY);
-        let options = EngineOptions { expert_slots, resident_experts, ..options.clone() };
+        let output_rows = options.sequences;
+        let options = EngineOptions { output_rows, expert_slots, resident_experts, ..options.clone() };
         let placement = Placement { expert_cache: ExpertCache::Bytes(0), ..self.clone() };
         placement.plan(draft, devices, &options)
     }
@@ -214,7 +228,7 @@ impl Placement {
     ) -> Result<PlacedModel> {
         let all = model.hyperparameters().layers.len() + 1;
         let search = self.search(model, devices, options)?;
-        let given = vec![self.budget; devices.accelerators().len()];
+        let given = self.given_budgets(devices);
         match self.gpu_layers {
             _ if devices.accelerators().is_empty() => search.layers(0, &given),
             GpuLayers::Count(count) => search.layers(count.min(all), &given),
@@ -238,7 +252,24 @@ impl Placement {
             return Err(Error::Option { name: "the split of layers among accelerators", value, wanted });
         }
         let overrides = Arc::new(Overrides::resolve(self, model, devices)?);
-        Ok(Search { placement: self, model, devices, options, overrides })
+        let streaming = self.streaming.or_else(|| self.streaming_by_rates(model, devices));
+        Ok(Search { placement: self, model, devices, options, overrides, streaming })
+    }
+
+    /// When it pays to stream weights of the type that most of the model has. The scheduler streams to the first accelerator.
+    fn streaming_by_rates(&self, model: &Model, devices: &Devices) -> Option<WeightStreaming> {
+        let rates = self.rates_of(devices);
+        let (first, cpu) = (rates.first()?, rates.last().filter(|_| rates.len() > 1)?);
+        let mut types: Vec<(DType, u64)> = Vec::new();
+        for tensor in model.file().tensors() {
+            let bytes = tensor.byte_len() as u64;
+            match types.iter_mut().find(|(dtype, _)| *dtype == tensor.dtype()) {
+                Some((_, sum)) => *sum += bytes,
+                None => types.push((tensor.dtype(), bytes)),
+            }
+        }
+        let (most, _) = types.into_iter().max_by_key(|(_, bytes)| *bytes)?;
+        WeightStreaming::for_rates(cpu.operations(most), first.link)
     }
 
     /// The accelerators' shares of a model, as [`Placement::tensor_split`] or their rates and free memory say.
@@ -252,11 +283,25 @@ impl Placement {
         shares(&self.tensor_split, &self.rates_of(devices), room, bytes)
     }
 
+    /// This process's part of what is free on a device.
+    fn free_bytes(&self, backend: &dyn Backend) -> Option<u64> {
+        let shared = self.shared_by.iter().find(|(name, _)| name == backend.name());
+        let processes = shared.map_or(1, |(_, processes)| (*processes).max(1));
+        backend.device().free_bytes.map(|free| free / processes as u64)
+    }
+
     /// The bytes that [`GpuLayers::Auto`] may use of each accelerator.
     fn budgets(&self, devices: &Devices) -> Vec<Option<u64>> {
         let free = |backend: &Arc<dyn Backend>| {
-            backend.device().free_bytes.map(|bytes| (bytes as f64 * USABLE) as u64)
+            self.free_bytes(&**backend).map(|bytes| (bytes as f64 * USABLE) as u64)
         };
-        devices.accelerators().iter().map(|backend| self.budget.or_else(|| free(backend))).collect()
+        let given = self.given_budgets(devices).into_iter().zip(devices.accelerators());
+        given.map(|(budget, backend)| budget.or_else(|| free(backend))).collect()
+    }
+
+    /// The bytes that the caller allows on each accelerator.
+    fn given_budgets(&self, devices: &Devices) -> Vec<Option<u64>> {
+        let given = |number: usize| self.device_budgets.get(number).copied().flatten().or(self.budget);
+        (0..devices.accelerators().len()).map(given).collect()
     }
 }

@@ -6,8 +6,11 @@ use super::search::fitting;
 use super::{Devices, GpuLayers, PlacedModel, Placement};
 use crate::engine::{Engine, EngineOptions, STAGED_ROWS};
 use crate::model::Model;
-use crate::models::{GraphShape, NeuronMode};
+use crate::models::{GraphShape, NEURON_SLOTS, NeuronMode};
 use crate::{Result, models::Neurons};
+
+/// Why there are no slots, though the model could have some.
+const NO_ROOM: &str = "the GPU has no room for rows of neurons beside attention and gates";
 
 /// The least share of all neurons that slots must have room for, to be worth their kernels: in 1 of so many.
 const WORTH: usize = 64;
@@ -24,14 +27,16 @@ impl Placement {
         if !self.hot_neurons {
             return Ok((placed, options));
         }
-        let [bytes, neurons] = row_bytes(model, options.neurons)?;
-        let (accelerators, is_auto) = (devices.accelerators().len(), self.gpu_layers == GpuLayers::Auto);
-        let is_divisible = options.neurons.mode == NeuronMode::Exact && options.neurons.slots == 0;
-        if bytes == 0 || accelerators == 0 || !is_auto || !is_divisible || placed.units.is_empty() {
-            return Ok((placed, options));
+        let undivided = |placed, reason| PlacedModel { neurons_not_divided: Some(reason), ..placed };
+        if let Some(reason) = self.not_divided(model, devices, &options, &placed)? {
+            return Ok((undivided(placed, reason), options));
         }
+        let [bytes, neurons] = row_bytes(model, options.neurons)?;
+        let accelerators = devices.accelerators().len();
         let apart = Placement { neurons_on_cpu: true, ..self.clone() };
-        let Some((rest, with)) = fitting(plan(&apart))? else { return Ok((placed, options)) };
+        let Some((rest, with)) = fitting(plan(&apart))? else {
+            return Ok((undivided(placed, NO_ROOM), options));
+        };
         let free = rest.forecast.bytes().into_iter().zip(self.budgets(devices)).map(|(used, budget)| {
             let left = budget.unwrap_or(0).saturating_sub(used.total());
             left.saturating_sub(STAGED_ROWS * bytes)
@@ -53,7 +58,37 @@ impl Placement {
             }
             slots -= (slots / 16).max(1);
         }
-        Ok((placed, options))
+        Ok((undivided(placed, NO_ROOM), options))
+    }
+
+    /// Why accelerators get no rows of neurons; `None` if they may.
+    fn not_divided(
+        &self,
+        model: &Model,
+        devices: &Devices,
+        options: &EngineOptions,
+        placed: &PlacedModel,
+    ) -> Result<Option<&'static str>> {
+        // One slot for each layer shows whether the model's graphs and options have any.
+        let slots = model.hyperparameters().layers.len();
+        let with = EngineOptions { neurons: Neurons { slots, ..options.neurons }, ..options.clone() };
+        let divides = || -> Result<bool> {
+            let neurons = with.clone().resolve(model)?.neurons;
+            let graph = model.graph(GraphShape { neurons, ..GraphShape::new(1, 1) })?;
+            Ok(graph.leaf(NEURON_SLOTS).is_some() && row_bytes(model, options.neurons)?[0] > 0)
+        };
+        Ok(Some(match () {
+            () if devices.accelerators().is_empty() => "no GPU is used (see `quadriga devices`)",
+            () if options.neurons.mode != NeuronMode::Exact => "neurons are divided in exact mode only",
+            () if options.pages > 0 => "neurons are not divided where requests share a KV cache in pages",
+            () if self.gpu_layers != GpuLayers::Auto => "the number of layers on the GPU is given",
+            () if !divides()? => {
+                "only networks with rectified gates, ffn_down_t, and neither bias nor adapter of ffn_up are divided"
+            }
+            () if placed.units.is_empty() => "the whole model fits the GPU",
+            () if options.neurons.slots > 0 => "the number of slots is given",
+            () => return Ok(None),
+        }))
     }
 }
 

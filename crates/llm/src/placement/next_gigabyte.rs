@@ -43,8 +43,9 @@ impl Placement {
         if self.gpu_layers != GpuLayers::Auto {
             return Ok(None);
         }
-        if placed.expert_slots > 0 {
-            return self.next_slots(model, devices, options, placed).map(Some);
+        // Where experts can be in slots, too, more memory may change what is chosen.
+        if placed.expert_slots > 0 || !placed.expert_options.is_empty() {
+            return self.next_experts(model, devices, options, placed);
         }
         if placed.units.is_empty() {
             return Ok(None);
@@ -54,11 +55,7 @@ impl Placement {
         let budgets = self.budgets(devices);
         let mut best: Option<NextGigabyte> = None;
         for (number, backend) in devices.accelerators().iter().enumerate() {
-            let more = |(index, budget): (usize, &Option<u64>)| {
-                budget.map(|bytes| if index == number { bytes.saturating_add(GIGABYTE) } else { bytes })
-            };
-            let budgets: Vec<Option<u64>> = budgets.iter().enumerate().map(more).collect();
-            let larger = search.best(&budgets)?;
+            let larger = search.best(&with_a_gigabyte(&budgets, number))?;
             let after = speed(&larger)?;
             if best.as_ref().is_none_or(|best| after > best.decode[1]) {
                 let moves = moves(&placed.units, &larger.units);
@@ -69,19 +66,15 @@ impl Placement {
         Ok(best)
     }
 
-    /// As [`Placement::next_gigabyte`], for a model whose experts move. Slots are spread evenly, so that all accelerators have to
-    /// have the gigabyte.
-    fn next_slots(
+    /// As [`Placement::next_gigabyte`], for a model whose experts may move.
+    fn next_experts(
         &self,
         model: &Model,
         devices: &Devices,
         options: &EngineOptions,
         placed: &PlacedModel,
-    ) -> Result<NextGigabyte> {
-        let least = self.budgets(devices).into_iter().flatten().min().unwrap_or(0);
-        let larger = Placement { budget: Some(least.saturating_add(GIGABYTE)), ..self.clone() };
+    ) -> Result<Option<NextGigabyte>> {
         let none = EngineOptions { expert_slots: 0, resident_experts: LayerSet::EMPTY, ..options.clone() };
-        let after = larger.plan(model, devices, &none)?;
         let speed = |placed: &PlacedModel| -> Result<f64> {
             let (expert_slots, resident_experts) = (placed.expert_slots, placed.resident_experts);
             let options = EngineOptions { expert_slots, resident_experts, ..options.clone() };
@@ -97,13 +90,32 @@ impl Placement {
                 resident.iter().filter_map(|layer| model.hyperparameters().layers.get(layer)?.experts);
             placed.expert_slots + layers.map(|experts| experts.count).sum::<usize>()
         };
-        Ok(NextGigabyte {
-            device: devices.accelerators().first().map_or_else(String::new, |first| first.name().to_owned()),
-            expert_slots: experts(&after).saturating_sub(experts(placed)),
-            moves: Vec::new(),
-            decode: [speed(placed)?, speed(&after)?],
-        })
+        let (before, budgets) = (speed(placed)?, self.budgets(devices));
+        let mut best: Option<NextGigabyte> = None;
+        for (number, backend) in devices.accelerators().iter().enumerate() {
+            let device_budgets = with_a_gigabyte(&budgets, number);
+            let larger = Placement { device_budgets, ..self.clone() };
+            let larger = larger.plan(model, devices, &none)?;
+            let after = speed(&larger)?;
+            if best.as_ref().is_none_or(|best| after > best.decode[1]) {
+                best = Some(NextGigabyte {
+                    device: backend.name().to_owned(),
+                    expert_slots: experts(&larger).saturating_sub(experts(placed)),
+                    moves: Vec::new(),
+                    decode: [before, after],
+                });
+            }
+        }
+        Ok(best)
     }
+}
+
+/// Budgets of accelerators, of which one has a gigabyte more.
+fn with_a_gigabyte(budgets: &[Option<u64>], number: usize) -> Vec<Option<u64>> {
+    let more = |(index, budget): (usize, &Option<u64>)| {
+        budget.map(|bytes| if index == number { bytes.saturating_add(GIGABYTE) } else { bytes })
+    };
+    budgets.iter().enumerate().map(more).collect()
 }
 
 /// The parts on accelerators among `after` that are not there among `before`, as many of a kind as there are more; all that are left

@@ -26,8 +26,33 @@ const REGEX_BYTES: usize = 1 << 20;
 /// ```
 #[derive(Clone, Debug)]
 pub struct TensorOverride {
-    regex: Regex,
+    matches: Matches,
     device: String,
+}
+
+/// The weights that are placed.
+#[derive(Clone, Debug)]
+enum Matches {
+    /// Those of a name.
+    Regex(Regex),
+    /// The experts of the layers before this one.
+    Experts(usize),
+}
+
+impl Matches {
+    /// Whether a tensor of the file is placed, which the graph has by the name `stacked`.
+    fn has(&self, name: &str, stacked: &str) -> bool {
+        match self {
+            Matches::Regex(regex) => regex.is_match(name) || regex.is_match(stacked),
+            Matches::Experts(layers) => {
+                is_expert(stacked) && layer_of(name).is_some_and(|layer| layer < *layers)
+            }
+        }
+    }
+}
+
+fn is_expert(stacked: &str) -> bool {
+    TensorClass::of_weight(stacked) == TensorClass::Experts
 }
 
 impl TensorOverride {
@@ -41,7 +66,13 @@ impl TensorOverride {
             let reason = reason.strip_prefix("error: ").unwrap_or(reason);
             wrong(pattern, format!("not a regular expression: {reason}"))
         })?;
-        Ok(TensorOverride { regex, device: device.trim().to_owned() })
+        Ok(TensorOverride { matches: Matches::Regex(regex), device: device.trim().to_owned() })
+    }
+
+    /// The experts of the first `layers` layers are placed on the CPU: llama.cpp's `--n-cpu-moe`, and with [`usize::MAX`] its
+    /// `--cpu-moe`. In its place among other overrides, as there; [`Placement::cpu_expert_layers`] comes after all of them.
+    pub fn experts_on_cpu(layers: usize) -> TensorOverride {
+        TensorOverride { matches: Matches::Experts(layers), device: quadriga_cpu::NAME.to_owned() }
     }
 
     /// Reads `REGEX=DEVICE[,REGEX=DEVICE…]`. A comma before the equals sign is part of the expression.
@@ -67,9 +98,12 @@ impl TensorOverride {
         Err(wrong(if begun.is_empty() { text } else { &begun }, "must be REGEX=DEVICE".to_owned()))
     }
 
-    /// The regular expression.
+    /// The regular expression; for [experts](TensorOverride::experts_on_cpu) a part that the names of all have.
     pub fn pattern(&self) -> &str {
-        self.regex.as_str()
+        match &self.matches {
+            Matches::Regex(regex) => regex.as_str(),
+            Matches::Experts(_) => "_exps",
+        }
     }
 
     /// The device's name, as given.
@@ -87,12 +121,13 @@ fn wrong(text: &str, reason: String) -> Error {
 pub(super) struct Overrides {
     /// The number of the backend of each weight that is placed, by name.
     backends: HashMap<String, usize>,
-    /// The expressions that match no tensor.
+    /// The regular expressions that match no tensor.
     pub(super) unmatched: Vec<String>,
 }
 
 impl Overrides {
-    /// Applies the overrides to the tensors of a model's file. The first that matches decides; those of experts come last.
+    /// Applies the overrides to the tensors of a model's file. The first that matches decides; a placement's numbers of layers whose
+    /// experts are on the CPU come last.
     pub(super) fn resolve(placement: &Placement, model: &Model, devices: &Devices) -> Result<Overrides> {
         let rules = &placement.overrides;
         let mut resolved = Overrides::default();
@@ -109,19 +144,20 @@ impl Overrides {
             let stacked = stacked.as_deref().unwrap_or(name);
             let mut found = None;
             for ((rule, number), matched) in rules.iter().zip(&numbers).zip(&mut matched) {
-                if rule.regex.is_match(name) || rule.regex.is_match(stacked) {
+                if rule.matches.has(name, stacked) {
                     *matched = true;
                     found = found.or(Some(*number));
                 }
             }
-            let on_cpu = TensorClass::of_weight(stacked) == TensorClass::Experts
+            let on_cpu = is_expert(stacked)
                 && layer_of(name).is_some_and(|layer| layer < first || further.contains(layer));
             if let Some(number) = found.or(on_cpu.then_some(cpu)) {
                 resolved.backends.entry(stacked.to_owned()).or_insert(number);
             }
         }
         let unmatched = rules.iter().zip(matched).filter(|(_, matched)| !matched);
-        resolved.unmatched = unmatched.map(|(rule, _)| rule.pattern().to_owned()).collect();
+        let expressions = unmatched.filter(|(rule, _)| matches!(rule.matches, Matches::Regex(_)));
+        resolved.unmatched = expressions.map(|(rule, _)| rule.pattern().to_owned()).collect();
         Ok(resolved)
     }
 
@@ -179,6 +215,7 @@ mod tests {
             let error = TensorOverride::parse_list(text).unwrap_err().to_string();
             assert!(error.contains(part) && !error.contains('\n'), "{text}: {error}");
         }
+        assert_eq!(TensorOverride::experts_on_cpu(3).device(), "cpu");
         let long = format!("{}=CPU", "(((a{100}){100}){100})");
         assert!(TensorOverride::parse_list(&long).is_err(), "memory is limited");
     }

@@ -12,7 +12,7 @@ use super::expert_ranks::DividedExperts;
 use super::{BatchEstimate, Devices, PlacedModel, Placement, SlotHits};
 use crate::engine::EngineOptions;
 use crate::model::Model;
-use crate::ranks::{Grid, Link, MOST_HELD, MicroBatches, Parallelism};
+use crate::ranks::{Grid, Link, MOST_HELD, MicroBatches, Parallelism, RankResources, RequestLoad};
 use crate::{Engine, Result};
 
 /// What one of several ranks would hold and do.
@@ -69,6 +69,46 @@ pub struct GridPlan {
     pub prompt_tokens_per_second: f64,
 }
 
+/// The parts of ranks that are not there, each with the same rates.
+pub(super) struct RankParts<'a> {
+    model: &'a Model,
+    grid: Grid,
+    parallelism: Parallelism,
+    resources: Vec<RankResources>,
+}
+
+impl RankParts<'_> {
+    /// Of a grid that answers so many requests at once; `rates` are those of a rank's devices.
+    pub(super) fn new<'a>(
+        model: &'a Model,
+        options: &EngineOptions,
+        (grid, requests): (Grid, usize),
+        rates: &[Rates],
+    ) -> Result<RankParts<'a>> {
+        let parallelism = Parallelism {
+            tensor: Some(grid.tensor),
+            pipeline: Some(grid.pipeline),
+            cache: Some(options.cache_rows(model)?),
+            load: RequestLoad::constant(requests),
+            link: None,
+        };
+        let resources = resources_of_ranks(grid.ranks(), rates);
+        Ok(RankParts { model, grid, parallelism, resources })
+    }
+
+    /// The part of a rank.
+    pub(super) fn part(&self, rank: usize) -> Result<Model> {
+        let planned = Arc::new(Planned::new(rank, self.grid.ranks(), self.grid.tensor));
+        self.model.clone().with_rank_resources(planned, self.parallelism, &self.resources)
+    }
+}
+
+/// Ranks with the same devices: as ranks that are there, they count with the rates of the one that reads fastest.
+fn resources_of_ranks(ranks: usize, rates: &[Rates]) -> Vec<RankResources> {
+    let rates = rates.iter().copied().max_by(|a, b| a.read.total_cmp(&b.read));
+    vec![RankResources { rates, ..RankResources::of_speed(1.0) }; ranks]
+}
+
 /// What a plan exchanges with other ranks.
 #[derive(Default)]
 struct Exchanges {
@@ -103,6 +143,25 @@ impl Exchanges {
 }
 
 impl Placement {
+    /// The grid that so many ranks with these devices choose by themselves over a link, for so many requests at once. They compare divisions
+    /// before any is planned, by the bytes that ranks read.
+    ///
+    /// # Errors
+    /// The model cannot be divided so, with the numbers.
+    pub fn grid_of_ranks(
+        &self,
+        model: &Model,
+        devices: &Devices,
+        options: &EngineOptions,
+        (ranks, parallelism): (usize, Parallelism),
+        (link, requests): (&Link, usize),
+    ) -> Result<Grid> {
+        let (cache, load) = (Some(options.cache_rows(model)?), RequestLoad::constant(requests));
+        let parallelism = Parallelism { cache, load, ..parallelism };
+        let resources = resources_of_ranks(ranks, &self.rates_of(devices));
+        model.grid_of_ranks(parallelism, &resources, *link)
+    }
+
     /// Plans every rank of a grid over a link, with the rates of these devices for each rank, and so many requests
     /// at once. Where the link is memory, all ranks are
     /// on one machine: the rates are those that the ranks of a stage reach together, and stages share the caches.
@@ -122,19 +181,13 @@ impl Placement {
             let in_turn = |rates: &mut Rates| rates.read_curve = rates.read_curve.in_turn(grid.pipeline);
             rates.iter_mut().for_each(in_turn);
         }
-        let parallelism = Parallelism {
-            tensor: Some(grid.tensor),
-            pipeline: Some(grid.pipeline),
-            cache: Some(options.cache_rows(model)?),
-            ..Parallelism::AUTO
-        };
+        let parts = RankParts::new(model, options, (grid, requests), &rates)?;
         let micro_batches = MicroBatches::new(requests, grid.pipeline);
         let mut ranks = Vec::new();
         let (mut exchanges, mut batch, mut shares_keys) = (0, 1, false);
         let mut uneven = Vec::new();
         for rank in 0..grid.ranks() {
-            let planned = Arc::new(Planned::new(rank, grid.ranks(), grid.tensor));
-            let part = model.clone().with_ranks(planned, parallelism)?;
+            let part = parts.part(rank)?;
             let options = options.clone().resolve(&part)?;
             // Of the pages of all requests, each attends to its own.
             let own = EngineOptions { sequences: 1, pages: 0, ..options.clone() };

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use quadriga_runtime::{Backend, BackendBytes, Plan, RuntimeError, Scheduler};
+use quadriga_runtime::{Backend, BackendBytes, Plan, RuntimeError, Scheduler, WeightStreaming};
 
 use super::order::{PlacementUnit, Tier, chosen, homes, tiers};
 use super::overrides::Overrides;
@@ -23,6 +23,8 @@ pub(super) struct Search<'a> {
     pub(super) devices: &'a Devices,
     pub(super) options: &'a EngineOptions,
     pub(super) overrides: Arc<Overrides>,
+    /// When weights on the CPU are streamed; `None`: as the scheduler does by itself.
+    pub(super) streaming: Option<WeightStreaming>,
 }
 
 /// The share of an arena within which a budget counts as full.
@@ -41,7 +43,7 @@ impl Search<'_> {
     /// The accelerators' shares of the model within budgets, or else within what is free.
     fn shares(&self, budgets: &[Option<u64>]) -> Vec<f64> {
         let free = |(backend, budget): (&Arc<dyn Backend>, &Option<u64>)| {
-            budget.or_else(|| backend.device().free_bytes)
+            budget.or_else(|| self.placement.free_bytes(&**backend))
         };
         let room: Vec<Option<u64>> = self.devices.accelerators().iter().zip(budgets).map(free).collect();
         self.placement.shares_within(self.model, self.devices, &room)
@@ -156,7 +158,7 @@ impl Search<'_> {
         units: Vec<PlacementUnit>,
     ) -> Result<PlacedModel> {
         let mut scheduler = Scheduler::new(self.devices.backends());
-        if let Some(streaming) = self.placement.streaming {
+        if let Some(streaming) = self.streaming {
             scheduler = scheduler.weight_streaming(Some(streaming));
         }
         if !self.devices.accelerators().is_empty() {
@@ -185,6 +187,7 @@ impl Search<'_> {
             upload_bytes: 0,
             expert_options: Vec::new(),
             neuron_slots: 0,
+            neurons_not_divided: None,
         })
     }
 

@@ -15,6 +15,9 @@ pub(crate) struct CommandChannel {
 
 /// Bytes of the first part of a message: a decode step needs no second one.
 const FIRST: usize = 64;
+/// What each message begins with, before its length. Ranks that do not follow, but exchange something else, are told apart by it: the
+/// bytes of that have no meaning as a length.
+const MARK: [u8; 4] = *b"QDRC";
 
 impl CommandChannel {
     pub(super) fn new(communicator: Arc<dyn Communicator>, tag: Option<u16>) -> CommandChannel {
@@ -41,12 +44,20 @@ impl CommandChannel {
     /// A message's length and first bytes, then the rest, if there is any.
     fn exchange(&self, message: &mut Vec<u8>) -> std::result::Result<(), ClusterError> {
         let mut first = [0u8; FIRST];
-        let head = (message.len() as u64).to_le_bytes().into_iter().chain(message.iter().copied());
+        let length = u32::try_from(message.len()).map_err(|_| ClusterError::Invalid {
+            operation: "command",
+            reason: format!("{} bytes are too many for a message to other ranks", message.len()),
+        })?;
+        let head = MARK.into_iter().chain(length.to_le_bytes()).chain(message.iter().copied());
         first.iter_mut().zip(head).for_each(|(to, from)| *to = from);
         // The first rank may have nothing to compute for hours.
         self.pass(&mut first, |ranks, operation| ranks.run_patiently(operation))?;
-        let (length, start) = first.split_at(8);
-        let length = length.try_into().map_or(0, u64::from_le_bytes) as usize;
+        let (head, start) = first.split_at(8);
+        let (mark, length) = head.split_at(MARK.len());
+        if mark != MARK {
+            return Err(self.refuse());
+        }
+        let length = length.try_into().map_or(0, u32::from_le_bytes) as usize;
         if self.communicator.rank() != 0 {
             message.clear();
             message.extend(start.iter().take(length));
@@ -56,6 +67,16 @@ impl CommandChannel {
             Some(rest) if !rest.is_empty() => self.pass(rest, |ranks, operation| ranks.run(operation)),
             _ => Ok(()),
         }
+    }
+
+    /// That another rank does not send what this one waits for: an error that ends all of them.
+    fn refuse(&self) -> ClusterError {
+        let error = ClusterError::Disagreement(format!(
+            "rank {} waits for a command of rank 0, which exchanges something else",
+            self.communicator.rank()
+        ));
+        self.communicator.fail(&error.to_string());
+        error
     }
 
     /// Passes bytes of the first rank on to all others, which wait for them with `receive`.
@@ -97,6 +118,29 @@ mod tests {
                 }
                 messages.iter().for_each(|message| first.send(message.clone()).unwrap());
             });
+        }
+    }
+
+    /// A rank that begins to divide a model, while the others follow the engine of one.
+    #[test]
+    fn what_is_no_command_is_an_error_and_no_length() {
+        for tag in [None, Some(9)] {
+            let mut ranks = in_process(2, Limits::default()).into_iter().map(Arc::new);
+            let (first, other) = (ranks.next().unwrap(), ranks.next().unwrap());
+            let channel = CommandChannel::new(other, tag);
+            let error = std::thread::scope(|scope| {
+                let waits = scope.spawn(move || channel.next().unwrap_err().to_string());
+                let mut bytes = [0xff; FIRST];
+                let sent = match tag {
+                    None => first.broadcast(&mut bytes, 0),
+                    Some(tag) => first.run(Operation::Send { bytes: &bytes, to: 1, tag }),
+                };
+                // The other rank may have ended all of them before this one is done.
+                drop(sent);
+                waits.join().unwrap()
+            });
+            assert!(error.contains("rank 1 waits for a command of rank 0"), "{error}");
+            assert!(first.failure().is_some());
         }
     }
 }

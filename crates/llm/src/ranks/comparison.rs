@@ -1,23 +1,25 @@
 //! Which division of a model is expected to answer fastest, before anything is planned.
 
 use quadriga_gguf::{File, Tensor};
-use quadriga_runtime::{DeviceKind, Rates};
+use quadriga_runtime::Rates;
 
 use super::parallelism::MicroBatches;
 use super::stages::MOST_HELD;
+use super::step_load::SLOTS;
 use super::whole_model::head_tensor;
 use super::{Grid, Link, RequestLoad};
 use crate::hyperparameters::Hyperparameters;
-
-/// Slots of the KV cache that a request is taken to use.
-const SLOTS: f64 = 512.0;
 
 /// What a stage does for a token.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StageWork {
     pub(super) layers: usize,
-    /// Bytes that a rank of the stage's mean speed reads in the time of its layers.
+    /// Bytes that a rank of the stage's mean speed reads in the time of its layers, for one token.
     pub(super) bytes: f64,
+    /// How many times as many it reads for all tokens of a step, with the fewest and the most requests: of more experts.
+    pub(super) growth: [f64; 2],
+    /// How many times as much its operations cost for each of these tokens: experts have few rows each.
+    pub(super) slowness: [f64; 2],
     /// Bytes of each slot of the KV cache that it reads in the time of its attention.
     pub(super) slot: f64,
     /// The mean speed of its ranks, of that of all ranks.
@@ -39,7 +41,8 @@ pub(super) struct TokenWork {
 }
 
 impl TokenWork {
-    pub(super) fn new(file: &File, hyper: &Hyperparameters, link: Link) -> TokenWork {
+    /// `rates` are those of a rank of mean speed.
+    pub(super) fn new(file: &File, hyper: &Hyperparameters, link: Link, rates: Rates) -> TokenWork {
         let add = |(elements, bytes): (f64, f64), tensor: Tensor<'_>| {
             (elements + tensor.element_count() as f64, bytes + tensor.byte_len() as f64)
         };
@@ -52,23 +55,26 @@ impl TokenWork {
             activations: (hyper.width * size_of::<f32>()) as f64,
             density: density(layers.fold((0.0, 0.0), add)),
             link,
-            rates: Rates::assumed(DeviceKind::Cpu),
+            rates,
         }
     }
 
     /// Seconds for a token of each request, with the fewest and the most requests of a load.
     pub(super) fn seconds(&self, grid: Grid, stages: &[StageWork], load: RequestLoad) -> [f64; 2] {
-        [load.fewest, load.most].map(|requests| {
+        [(0, load.fewest), (1, load.most)].map(|(case, requests)| {
             let round = MicroBatches::new(requests, grid.pipeline);
             let tokens = round.requests as f64;
             let times = stages.iter().enumerate().map(|(index, stage)| {
                 let is_last = index + 1 == stages.len();
                 let head = if is_last { self.head / grid.tensor.max(1) as f64 } else { 0.0 };
                 // Weights are read once for all tokens of a step.
-                let seconds = |bytes: f64, density: f64| {
-                    (bytes / self.rates.read).max(tokens * density * bytes / self.rates.int8)
+                let seconds = |bytes: f64, growth: f64, density: f64| {
+                    (growth * bytes / self.rates.read).max(tokens * density * bytes / self.rates.int8)
                 };
-                let weights = seconds(stage.bytes, self.density) + seconds(head, self.head_density);
+                let of = |cases: [f64; 2]| cases.get(case).copied().unwrap_or(1.0);
+                let density = of(stage.slowness) * self.density;
+                let weights =
+                    seconds(stage.bytes, of(stage.growth), density) + seconds(head, 1.0, self.head_density);
                 // Each request reads keys and values of its own.
                 let cache = tokens * SLOTS * stage.slot / self.rates.read;
                 let compute = (weights + cache) / stage.speed;
@@ -109,6 +115,8 @@ pub fn within_share(choices: &[(f64, f64)]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use quadriga_runtime::DeviceKind;
+
     use super::*;
 
     const GRIDS: [Grid; 2] = [Grid { tensor: 2, pipeline: 1 }, Grid { tensor: 1, pipeline: 2 }];
@@ -124,7 +132,9 @@ mod tests {
             rates: Rates::assumed(DeviceKind::Cpu),
         };
         let stages = |grid: Grid| {
-            let stage = StageWork { layers: 32 / grid.pipeline, bytes: 2e9, slot: 0.0, speed: 1.0 };
+            let layers = 32 / grid.pipeline;
+            let stage =
+                StageWork { layers, bytes: 2e9, growth: [1.0; 2], slowness: [1.0; 2], slot: 0.0, speed: 1.0 };
             vec![stage; grid.pipeline]
         };
         GRIDS.iter().map(|grid| work.seconds(*grid, &stages(*grid), load)).collect()
@@ -166,12 +176,30 @@ mod tests {
             let rates = Rates::assumed(DeviceKind::Cpu);
             let work =
                 TokenWork { head: 0.0, head_density: 0.0, activations: 0.0, density: 0.0, link: fast, rates };
-            let stage = StageWork { layers: 1, bytes: 20e9, slot, speed: 1.0 };
+            let stage =
+                StageWork { layers: 1, bytes: 20e9, growth: [1.0; 2], slowness: [1.0; 2], slot, speed: 1.0 };
             work.seconds(GRIDS[0], &[stage], RequestLoad::up_to(10))
         };
         // A second for the weights, which all requests share, and one for the cache of each.
         assert_eq!(one(0.0), [1.0, 0.1]);
         assert_eq!(one(20e9 / SLOTS), [2.0, 1.1]);
+    }
+
+    #[test]
+    fn more_requests_read_more_experts() {
+        let rates = Rates::assumed(DeviceKind::Cpu);
+        let fast = Link { bytes_per_second: 1e18, latency: 0.0, is_memory: true };
+        let work =
+            TokenWork { head: 0.0, head_density: 0.0, activations: 0.0, density: 0.0, link: fast, rates };
+        let stage = StageWork {
+            layers: 1,
+            bytes: 20e9,
+            growth: [1.0, 8.0],
+            slowness: [1.0; 2],
+            slot: 0.0,
+            speed: 1.0,
+        };
+        assert_eq!(work.seconds(GRIDS[0], &[stage], RequestLoad::up_to(10)), [1.0, 0.8]);
     }
 
     #[test]

@@ -6,13 +6,13 @@
 use std::ops::Range;
 
 use quadriga_gguf::File;
-use quadriga_graph::DType;
 
 use super::Cut;
 use super::comparison::within_share;
 use super::cuts::{Along, ArchitectureCuts, PartCut, Unit, is_summed};
 use super::layer_parts::{LayerParts, LayerRanges, RankRanges, balanced, refused, slowest};
 use super::layer_units::{GroupKind, LayerUnits, Together};
+use super::step_load::slot_bytes;
 use super::whole_model::WholeModel;
 use crate::Result;
 use crate::hyperparameters::{Hyperparameters, LayerShape};
@@ -38,6 +38,8 @@ pub(super) struct TensorDivision {
     heaviest: f64,
     /// Bytes of weights, KV cache and states that the rank with most of them for its speed holds, as of a rank of mean speed.
     most_held: f64,
+    /// Bytes of weights and KV cache that each rank of the stage holds.
+    held: Vec<f64>,
 }
 
 /// A rank's part of a layer.
@@ -96,8 +98,8 @@ impl TensorDivision {
             experts: part(&ranges.experts),
         };
         let layers = hyper.layers.iter().zip(units).zip(&choice.layers).map(layer).collect();
-        let Choice { vocabulary, in_layers: heaviest, most_held, .. } = choice;
-        Ok(TensorDivision { rank, cuts, layers, vocabulary, heaviest, most_held })
+        let Choice { vocabulary, in_layers: heaviest, most_held, held, .. } = choice;
+        Ok(TensorDivision { rank, cuts, layers, vocabulary, heaviest, most_held, held })
     }
 
     /// The hyperparameters of this rank's part.
@@ -165,6 +167,11 @@ impl TensorDivision {
         self.most_held
     }
 
+    /// Bytes of weights and KV cache that each rank of the stage holds.
+    pub(super) fn held(&self) -> &[f64] {
+        &self.held
+    }
+
     /// Bytes of each slot of the KV cache that a rank of mean speed reads in the time of the attention of a stage's layers.
     pub(super) fn heaviest_slot(&self, stage: &Range<usize>) -> f64 {
         let of = |layer: &LayerDivision| {
@@ -187,22 +194,22 @@ impl TensorDivision {
     /// What this rank has of the layers of a stage, in words.
     pub(super) fn describe(&self, stage: &Range<usize>) -> String {
         let layers = self.layers.get(stage.clone()).unwrap_or_default();
-        let sum = |of: fn(&LayerDivision) -> usize| layers.iter().map(of).sum::<usize>();
-        let mut parts: Vec<(usize, usize, &str)> = Vec::new();
+        // What a rank has of each layer, and how much there is.
+        let mut kinds: Vec<(Vec<[usize; 2]>, &str)> = Vec::new();
         for kind in GroupKind::ALL {
             let layers = layers.iter().filter(|layer| layer.units.kind == kind);
-            let sums = layers.fold((0, 0), |(own, all), layer| {
+            let heads = layers.map(|layer| {
                 let (heads, count) = layer.units.key_heads(&layer.groups);
-                (own + heads.len(), all + count)
+                [heads.len(), count]
             });
-            parts.push((sums.0, sums.1, kind.name()));
+            kinds.push((heads.collect(), kind.name()));
         }
-        parts.extend([
-            (sum(|layer| layer.feed_forward.len()), sum(|layer| layer.units.columns), "feed-forward columns"),
-            (sum(|layer| layer.experts.len()), sum(|layer| layer.units.experts), "experts"),
-        ]);
-        let parts = parts.iter().filter(|(_, all, _)| *all > 0);
-        let parts: Vec<String> = parts.map(|(own, all, what)| format!("{own} of {all} {what}")).collect();
+        let columns = layers.iter().map(|layer| [layer.feed_forward.len(), layer.units.columns]);
+        kinds.push((columns.collect(), "feed-forward columns"));
+        let experts = layers.iter().map(|layer| [layer.experts.len(), layer.units.experts]);
+        kinds.push((experts.collect(), "experts"));
+        let parts: Vec<String> =
+            kinds.iter().filter_map(|(of_layers, what)| part_text(of_layers, what)).collect();
         let rows = self.vocabulary();
         format!("{}, vocabulary rows {} to {}", parts.join(", "), rows.start, rows.end.saturating_sub(1))
     }
@@ -271,6 +278,8 @@ struct Choice {
     vocabulary: RankRanges,
     /// Bytes that ranks of mean speed read in the time of a token's layers: after each part of a layer all wait for the slowest.
     in_layers: f64,
+    /// Bytes that each rank holds.
+    held: Vec<f64>,
     /// Bytes that the rank holds which holds most for its speed, as of a rank of mean speed.
     most_held: f64,
 }
@@ -279,6 +288,7 @@ struct Choice {
 struct Candidate {
     share: f64,
     rows: RankRanges,
+    held: Vec<f64>,
     most_held: f64,
 }
 
@@ -307,19 +317,19 @@ impl Choice {
                 let mean = held.iter().sum::<f64>() / speeds.len().max(1) as f64;
                 let most_held = slowest(&held, speeds);
                 costs.push((in_layers + slowest(&read, speeds), most_held / mean.max(f64::MIN_POSITIVE)));
-                found.push(Candidate { share, rows, most_held });
+                found.push(Candidate { share, rows, held, most_held });
             }
         }
         let best = within_share(&costs).filter(|best| *best < found.len());
         let best = best.map(|best| found.swap_remove(best));
-        let none = || Candidate { share: 0.0, rows: Vec::new(), most_held: 0.0 };
-        let Candidate { share, rows, most_held } = best.unwrap_or_else(none);
+        let none = || Candidate { share: 0.0, rows: Vec::new(), held: Vec::new(), most_held: 0.0 };
+        let Candidate { share, rows, held, most_held } = best.unwrap_or_else(none);
         let layers: Vec<LayerRanges> = parts.iter().map(|parts| parts.divide(speeds, share)).collect();
         let in_layers = seconds_of(layers.get(stage.clone()).unwrap_or_default(), speeds);
         let VocabularyRows { rows: all, group, .. } = *vocabulary;
         let vocabulary =
             rows.into_iter().map(|range| range.start * group..(range.end * group).min(all)).collect();
-        Choice { layers, vocabulary, in_layers, most_held }
+        Choice { layers, vocabulary, in_layers, held, most_held }
     }
 }
 
@@ -341,6 +351,9 @@ impl LayerDivision {
 
 /// The tensors that ranks divide; an error if a model's parts are not all known.
 fn check(file: &File, hyper: &Hyperparameters) -> Result<&'static ArchitectureCuts> {
+    if hyper.encoder {
+        return Err(refused(format!("encoders such as {} run on one rank", hyper.architecture)));
+    }
     let Some(cuts) = ArchitectureCuts::find(hyper.architecture) else {
         return Err(refused(format!(
             "tensor parallelism is known for {}, not for {}",
@@ -365,14 +378,20 @@ fn check(file: &File, hyper: &Hyperparameters) -> Result<&'static ArchitectureCu
     Ok(cuts)
 }
 
+/// What a rank has of layers, each with how much there is: of each layer if all are alike, else in all. `None` if there is nothing.
+fn part_text(of_layers: &[[usize; 2]], what: &str) -> Option<String> {
+    let mut there = of_layers.iter().filter(|[_, all]| *all > 0);
+    let first = there.next()?;
+    let alike = there.all(|layer| layer == first);
+    let [own, all] = match alike {
+        true => *first,
+        false => of_layers.iter().fold([0, 0], |sum, layer| [sum[0] + layer[0], sum[1] + layer[1]]),
+    };
+    Some(format!("{own} of {all} {what}{}", if alike { "" } else { " in all" }))
+}
+
 /// The share of all heads that the rank with most of them for its speed has, as of a rank of mean speed.
 fn slowest_share(groups: &[Range<usize>], speeds: &[f64]) -> f64 {
     let own: Vec<f64> = groups.iter().map(|groups| groups.len() as f64).collect();
     slowest(&own, speeds) / own.iter().sum::<f64>().max(1.0)
-}
-
-/// Bytes of a slot of a layer's KV cache, as F16.
-pub(super) fn slot_bytes(layer: &LayerShape) -> f64 {
-    let elements = if layer.attention { layer.key_width() + layer.value_width() } else { 0 };
-    (elements * DType::F16.block_bytes()) as f64
 }

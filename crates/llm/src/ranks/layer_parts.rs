@@ -5,7 +5,7 @@ use std::ops::Range;
 use quadriga_gguf::File;
 
 use super::cuts::{Along, ArchitectureCuts, PartCut, Unit};
-use super::layer_units::{LayerUnits, Together, block_of};
+use super::layer_units::{GroupKind, LayerUnits, Together, block_of};
 use crate::hyperparameters::LayerShape;
 use crate::{Error, Result};
 
@@ -84,8 +84,16 @@ impl LayerParts {
         let (heads, Together { groups: together, columns, block }) = (units.groups, together);
         let parts = heads.div_ceil(together.max(1));
         if parts < size {
+            // Which numbers of ranks several of them could have one KV head with.
+            let shared = match units.kind {
+                GroupKind::KeyValueHeads if cuts.may_share_keys() && heads < size => format!(
+                    " (several ranks have one KV head where their number is a multiple of the KV heads, and the {} queries of each divide evenly)",
+                    units.queries
+                ),
+                _ => String::new(),
+            };
             return Err(refused(format!(
-                "layer {index} has {heads} {} of {columns} columns in blocks of {block}: {parts} parts for {size} ranks; a pipeline can be divided by layers",
+                "layer {index} has {heads} {} of {columns} columns in blocks of {block}: {parts} parts for {size} ranks{shared}; a pipeline can be divided by layers",
                 units.kind.name()
             )));
         }

@@ -43,6 +43,14 @@ impl Link {
         steps * self.latency + share_sent(ranks) * bytes / self.bytes_per_second
     }
 
+    /// Seconds in which every rank gets the bytes of one: those that have them pass them on.
+    pub fn broadcast(&self, ranks: usize, bytes: f64) -> f64 {
+        if self.meets_in_memory(ranks) {
+            return self.send(bytes);
+        }
+        f64::from(ranks.max(1).next_power_of_two().trailing_zeros()) * self.send(bytes)
+    }
+
     /// Whether a collective of so many ranks is one meeting in memory.
     fn meets_in_memory(&self, ranks: usize) -> bool {
         self.is_memory && (2..=MAX_IN_MEMORY).contains(&ranks)
@@ -65,18 +73,19 @@ fn share_sent(ranks: usize) -> f64 {
 impl FromStr for Link {
     type Err = String;
 
-    /// Bits per second as networks are named, and a latency: `25G`, `100G,2us`, `1.5T`; or `memory` for ranks of one machine.
+    /// Bits per second as networks are named, with their unit, and a latency: `25G`, `100G,2us`, `1.5T`; or `memory` for ranks of one
+    /// machine.
     fn from_str(text: &str) -> Result<Link, String> {
         if text == "memory" {
             return Ok(Link::MEMORY);
         }
-        let wrong =
-            || "must be bits per second and perhaps a latency, such as 25G or 100G,2us, or memory".to_owned();
+        let wrong = || {
+            "must be bits per second with a unit (k, M, G or T) and perhaps a latency, such as 25G or 100G,2us, or memory".to_owned()
+        };
         let (rate, latency) =
             text.split_once(',').map_or((text, None), |(rate, latency)| (rate, Some(latency)));
         let digits = rate.trim_end_matches(|c: char| c.is_ascii_alphabetic());
         let factor = match rate.get(digits.len()..).unwrap_or_default() {
-            "" => 1.0,
             "k" | "K" => 1e3,
             "M" => 1e6,
             "G" => 1e9,
@@ -102,7 +111,19 @@ impl FromStr for Link {
 
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} Gbit/s and {} µs", self.bytes_per_second * 8e-9, self.latency * 1e6)
+        if self.is_memory {
+            return f.write_str("memory");
+        }
+        // Three digits, without the zeros at the end.
+        let rounded = |number: f64| {
+            let digits = (2.0 - number.log10().floor()).clamp(0.0, 12.0) as usize;
+            let text = format!("{number:.digits$}");
+            match text.contains('.') {
+                true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+                false => text,
+            }
+        };
+        write!(f, "{} Gbit/s and {} µs", rounded(self.bytes_per_second * 8e-9), rounded(self.latency * 1e6))
     }
 }
 
@@ -115,7 +136,16 @@ mod tests {
         assert_eq!("25G".parse(), Ok(Link::NETWORK));
         assert_eq!("memory".parse(), Ok(Link::MEMORY));
         assert_eq!("100G,2us".parse::<Link>().unwrap().to_string(), "100 Gbit/s and 2 µs");
-        for text in ["", "G", "25X", "0G", "-1G", "25G,", "25G,2", "25G,0us"] {
+        for (text, shown) in [
+            ("memory", "memory"),
+            ("25G", "25 Gbit/s and 10 µs"),
+            ("1.5T,700ns", "1500 Gbit/s and 0.7 µs"),
+            ("33.3333M,1ms", "0.0333 Gbit/s and 1000 µs"),
+            ("1k,3us", "0.000001 Gbit/s and 3 µs"),
+        ] {
+            assert_eq!(text.parse::<Link>().unwrap().to_string(), shown, "{text}");
+        }
+        for text in ["", "G", "25", "25,2us", "25X", "0G", "-1G", "25G,", "25G,2", "25G,0us"] {
             assert!(text.parse::<Link>().is_err(), "{text}");
         }
     }
@@ -132,6 +162,8 @@ mod tests {
         assert_eq!((memory.all_reduce(1, 1e6), memory.all_gather(1, 1e6)), (0.0, 0.0));
         assert!((memory.all_reduce(2, 1e6) - (1e-6 + 2e-3)).abs() < 1e-12);
         assert!((memory.all_gather(4, 1e6) - (1e-6 + 1e-3)).abs() < 1e-12);
+        assert_eq!((link.broadcast(1, 1e6), memory.broadcast(4, 1e6)), (0.0, memory.send(1e6)));
+        assert!((link.broadcast(5, 1e6) - 3.0 * link.send(1e6)).abs() < 1e-12);
         assert_eq!(memory.all_reduce(9, 1e6), link.all_reduce(9, 1e6), "no memory is shared by so many");
     }
 }

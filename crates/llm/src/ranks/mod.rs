@@ -10,33 +10,39 @@ mod layer_parts;
 mod layer_units;
 mod link;
 mod parallelism;
+mod resources;
 mod stage_results;
 mod stages;
+mod step_load;
 mod vocabulary;
 mod whole_model;
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use quadriga_cluster::{Collectives, Communicator, Operation, Reduction};
 use quadriga_graph::{CustomOp, Ranks};
-use quadriga_runtime::{DeviceKind, RankGroup, Scheduler};
+use quadriga_runtime::{DeviceKind, RankGroup, Rates, Scheduler};
 use sha2::{Digest, Sha256};
 
 pub(crate) use self::commands::CommandChannel;
 pub use self::comparison::within_share;
 use self::comparison::{StageWork, TokenWork, regrets};
-use self::division::{TensorDivision, slot_bytes};
+use self::division::TensorDivision;
 use self::experts::local_experts;
 pub use self::link::Link;
 pub(crate) use self::parallelism::MicroBatches;
 pub use self::parallelism::{Grid, Parallelism, RequestLoad};
+pub use self::resources::RankResources;
+use self::resources::within_memory;
 pub(crate) use self::stage_results::StageResult;
 pub use self::stages::MOST_HELD;
+use self::step_load::{StepLoad, mean_rates, slot_bytes};
 use self::vocabulary::{local_rows, own_rows};
+use self::whole_model::LayerWeights;
 pub(crate) use self::whole_model::WholeModel;
 use crate::hyperparameters::Hyperparameters;
 use crate::{Error, Result};
@@ -62,6 +68,8 @@ pub struct RankShare {
     used: AtomicBool,
     /// Threads of this process that follow this rank's engine.
     followers: Mutex<Vec<JoinHandle<()>>>,
+    /// How many there will be.
+    expected_followers: AtomicUsize,
 }
 
 /// What a mixture of experts needs where ranks have some of them each.
@@ -105,7 +113,8 @@ const COMMAND: u16 = 7;
 const CACHE: u16 = 8;
 
 impl RankShare {
-    /// Divides a model among the ranks of a communicator, in proportion to their speeds; all of them call this with the same ones.
+    /// Divides a model among the ranks of a communicator, in proportion to their speeds as far as each has memory; all of them call
+    /// this with the same ones.
     ///
     /// # Errors
     /// It cannot be divided in that way, with the numbers.
@@ -113,16 +122,17 @@ impl RankShare {
         whole: &WholeModel<'_>,
         communicator: Arc<dyn Communicator>,
         parallelism: Parallelism,
-        speeds: &[f64],
+        resources: &[RankResources],
     ) -> Result<RankShare> {
         let (rank, size) = (communicator.rank(), communicator.size());
+        let speeds: Vec<f64> = resources.iter().map(|rank| rank.speed).collect();
         if speeds.len() != size || !speeds.iter().all(|speed| speed.is_finite() && *speed > 0.0) {
             let reason = format!("{size} ranks need as many positive speeds, not {speeds:?}");
             return Err(Error::Ranks { reason });
         }
         let same = (0..size).all(|other| communicator.host(other) == communicator.host(0));
-        let link = if same { Link::MEMORY } else { Link::NETWORK };
-        let (grid, stages, division) = divide(whole, parallelism, (rank, speeds), link)?;
+        let link = parallelism.link.unwrap_or(if same { Link::MEMORY } else { Link::NETWORK });
+        let ((grid, stages, division), speeds) = divide(whole, parallelism, (rank, resources), link)?;
         let world = Collectives::new(Arc::clone(&communicator));
         let stage_ranks = match grid.tensor > 1 && grid.pipeline > 1 {
             true => Some(Collectives::new(communicator.split(grid.place(rank).0 as u32)?)),
@@ -134,13 +144,14 @@ impl RankShare {
             world,
             stage_ranks,
             grid,
-            speeds: speeds.to_vec(),
+            speeds,
             stages,
             is_tied: whole.is_tied(),
             division,
             hyper,
             used: AtomicBool::new(false),
             followers: Mutex::default(),
+            expected_followers: AtomicUsize::new(0),
         })
     }
 
@@ -160,7 +171,7 @@ impl RankShare {
         let layers = format!("layers {} to {}", stage.start, stage.end.saturating_sub(1));
         match &self.division {
             None => layers,
-            Some(division) => format!("of {layers} {}", division.describe(&stage)),
+            Some(division) => format!("{layers} with {}", division.describe(&stage)),
         }
     }
 
@@ -216,6 +227,11 @@ impl RankShare {
         communicator.failure().map_or(result, |failure| Err(failure.into()))
     }
 
+    /// So many ranks are of this process: without their threads, an engine of this one would wait for them for ever.
+    pub(crate) fn expect_followers(&self, count: usize) {
+        self.expected_followers.store(count, Ordering::Relaxed);
+    }
+
     /// The threads of this process that follow are waited for when this rank's engine ends: their memory is free then.
     pub(crate) fn add_follower(&self, thread: JoinHandle<()>) {
         self.followers.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
@@ -226,14 +242,25 @@ impl RankShare {
         std::mem::take(&mut *self.followers.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// An error if an engine has been made already.
+    /// Before an engine is made, which waits for those of all other ranks.
+    ///
+    /// # Errors
+    /// One has been made already, or a rank of this process does not follow yet: nobody would answer it.
     pub(crate) fn claim(&self) -> Result<()> {
-        match self.used.swap(true, Ordering::Relaxed) {
-            false => Ok(()),
-            true => {
-                Err(Error::Ranks { reason: "ranks follow one engine, and there was one already".to_owned() })
-            }
-        }
+        let there = self.followers.lock().unwrap_or_else(PoisonError::into_inner).len();
+        let expected = self.expected_followers.load(Ordering::Relaxed);
+        let reason = if self.used.load(Ordering::Relaxed) {
+            "ranks follow one engine, and there was one already".to_owned()
+        } else if there < expected {
+            format!(
+                "{there} of {expected} further devices follow the first one: DeviceRank::follow comes before an engine"
+            )
+        } else if self.used.swap(true, Ordering::Relaxed) {
+            "ranks follow one engine, and another one is being made".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(Error::Ranks { reason })
     }
 
     /// This rank's layers.
@@ -259,10 +286,18 @@ impl RankShare {
     /// The ranks do not reach each other, or not through NCCL.
     pub(crate) fn scheduler(&self, scheduler: &Scheduler) -> Result<Scheduler> {
         let gpu = scheduler.backends().iter().find(|backend| backend.device().kind == DeviceKind::Gpu);
-        let gpu = gpu.filter(|_| nccl_is_enabled());
-        let mut with_gpu = [if gpu.is_some() { 1.0 } else { 0.0 }];
-        self.sum_patiently(&mut with_gpu)?;
-        let gpu = gpu.filter(|_| with_gpu == [self.grid.ranks() as f32]);
+        let wishes = nccl_is_enabled();
+        let gpu = gpu.filter(|_| wishes);
+        let mut counts = [gpu.is_some(), wishes].map(|counts| if counts { 1.0 } else { 0.0 });
+        self.sum_patiently(&mut counts)?;
+        let ([with_gpu, wishing], ranks) = (counts, self.grid.ranks() as f32);
+        if wishing > 0.0 && wishing < ranks {
+            let reason = format!(
+                "QUADRIGA_NCCL is set on {wishing} of {ranks} ranks: set it on all (mpirun of Open MPI: -x QUADRIGA_NCCL), or on none"
+            );
+            return Err(Error::Ranks { reason });
+        }
+        let gpu = gpu.filter(|_| with_gpu == ranks);
         let join = |collectives: &Collectives| -> Result<Arc<dyn RankGroup>> {
             let host: Arc<dyn RankGroup> = Arc::new(collectives.clone());
             let joined = gpu.map(|gpu| gpu.join_ranks(&host)).transpose();
@@ -372,22 +407,30 @@ type Division = (Grid, Vec<Range<usize>>, Option<TensorDivision>);
 fn divide(
     whole: &WholeModel<'_>,
     parallelism: Parallelism,
-    (rank, speeds): (usize, &[f64]),
+    (rank, resources): (usize, &[RankResources]),
     link: Link,
-) -> Result<Division> {
-    let work = TokenWork::new(whole.file, whole.hyper, link);
+) -> Result<(Division, Vec<f64>)> {
+    let rates = mean_rates(resources);
+    let work = TokenWork::new(whole.file, whole.hyper, link, rates);
     let (mut found, mut refusal) = (Vec::new(), None);
-    for grid in parallelism.grids(speeds.len()) {
-        match division_of(whole, grid, (rank, speeds)) {
-            Ok((division, stages, held)) => {
-                found.push((division, work.seconds(grid, &stages, parallelism.load), held));
+    for grid in parallelism.grids(resources.len()) {
+        let of_speeds = |speeds: &[f64]| {
+            let planned = division_of(whole, (grid, parallelism.load, rates), (rank, speeds))?;
+            let held = planned.held.clone();
+            Ok((planned, held))
+        };
+        match within_memory(resources, of_speeds) {
+            Ok((planned, speeds)) => {
+                let PlannedDivision { division, stages, most_held, .. } = planned;
+                let seconds = work.seconds(grid, &stages, parallelism.load);
+                found.push(((division, speeds), seconds, most_held));
             }
             Err(error) => {
                 refusal.get_or_insert(error);
             }
         }
     }
-    let shares_keys = |(division, ..): &(Division, [f64; 2], f64)| {
+    let shares_keys = |((division, _), ..): &((Division, Vec<f64>), [f64; 2], f64)| {
         division.2.as_ref().is_some_and(TensorDivision::shares_keys)
     };
     if !found.iter().all(shares_keys) {
@@ -397,39 +440,64 @@ fn divide(
     let held = found.iter().map(|(.., held)| *held);
     let choices: Vec<(f64, f64)> = regrets(&seconds).into_iter().zip(held).collect();
     let none = || {
-        let reason = format!("{parallelism} is not a division of {} ranks", speeds.len());
+        let reason = format!("{parallelism} is not a division of {} ranks", resources.len());
         refusal.unwrap_or(Error::Ranks { reason })
     };
     let best = within_share(&choices).filter(|best| *best < found.len()).ok_or_else(none)?;
     Ok(found.swap_remove(best).0)
 }
 
-/// What a rank has in a grid, what each stage does for a token, and the most that a rank holds as a multiple of its share.
+/// The grid that ranks with these resources choose for themselves.
+pub(crate) fn chosen_grid(
+    whole: &WholeModel<'_>,
+    parallelism: Parallelism,
+    resources: &[RankResources],
+    link: Link,
+) -> Result<Grid> {
+    let ((grid, ..), _) = divide(whole, parallelism, (0, resources), link)?;
+    Ok(grid)
+}
+
+/// What a rank has in a grid, and what is known of all of them.
+struct PlannedDivision {
+    division: Division,
+    /// What each stage does for a token.
+    stages: Vec<StageWork>,
+    /// Bytes of weights and KV cache that each rank holds.
+    held: Vec<f64>,
+    /// The most that a rank holds, as a multiple of its share.
+    most_held: f64,
+}
+
+/// Divides a model among the ranks of a grid in proportion to these speeds, for a load and the rates of a rank of mean speed.
 fn division_of(
     whole: &WholeModel<'_>,
-    grid: Grid,
+    (grid, load, rates): (Grid, RequestLoad, Rates),
     (rank, speeds): (usize, &[f64]),
-) -> Result<(Division, Vec<StageWork>, f64)> {
+) -> Result<PlannedDivision> {
     let mean = speeds.iter().sum::<f64>() / speeds.len().max(1) as f64;
     let ranks: Vec<&[f64]> = speeds.chunks(grid.tensor.max(1)).collect();
     let stage_speeds: Vec<f64> = ranks.iter().map(|ranks| ranks.iter().sum()).collect();
-    let stages = whole.layer_ranges(&stage_speeds)?;
+    let stages = whole.layer_ranges(&stage_speeds, &StepLoad::new(load, grid.pipeline, rates))?;
     let (own_stage, place) = grid.place(rank);
     let (mut own, mut all, mut most_held) = (None, Vec::new(), 0.0_f64);
+    let mut held_by_ranks = Vec::new();
     for (stage, (range, ranks)) in stages.iter().zip(&ranks).enumerate() {
         let shapes = whole.hyper.layers.get(range.clone()).unwrap_or_default();
         let (bytes, slot, held) = match grid.tensor {
             1 => {
                 let weights = whole.weights.get(range.clone()).unwrap_or_default();
                 let matrices = whole.held_matrices(stage == 0, stage + 1 == stages.len());
+                held_by_ranks.push(whole.held(range) + matrices);
                 (
-                    weights.iter().map(|layer| layer.read).sum(),
+                    weights.iter().map(LayerWeights::read).sum(),
                     shapes.iter().map(slot_bytes).sum(),
                     whole.held(range) + matrices,
                 )
             }
             _ => {
                 let division = TensorDivision::new(whole, range, place, ranks)?;
+                held_by_ranks.extend_from_slice(division.held());
                 let heaviest = (division.heaviest(), division.heaviest_slot(range), division.most_held());
                 if stage == own_stage {
                     own = Some(division);
@@ -439,10 +507,19 @@ fn division_of(
         };
         let speed = ranks.iter().sum::<f64>() / ranks.len().max(1) as f64 / mean;
         most_held = most_held.max(held / speed.max(f64::MIN_POSITIVE));
-        all.push(StageWork { layers: range.len(), bytes, slot, speed });
+        let tokens = [load.fewest, load.most]
+            .map(|requests| MicroBatches::new(requests, grid.pipeline).requests as f64);
+        let growth = tokens.map(|tokens| whole.growth(range, tokens));
+        let slowness = tokens.map(|tokens| whole.slowness(range, tokens));
+        all.push(StageWork { layers: range.len(), bytes, growth, slowness, slot, speed });
     }
     let share = whole.all_held() / speeds.len().max(1) as f64;
-    Ok(((grid, stages, own), all, most_held / share.max(f64::MIN_POSITIVE)))
+    Ok(PlannedDivision {
+        division: (grid, stages, own),
+        stages: all,
+        held: held_by_ranks,
+        most_held: most_held / share.max(f64::MIN_POSITIVE),
+    })
 }
 
 impl fmt::Debug for RankShare {

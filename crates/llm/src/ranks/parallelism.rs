@@ -3,10 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::Link;
 use crate::hyperparameters::CacheRows;
 
 /// How ranks divide a model. What is `None` is chosen: the ranks are the product of both.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Parallelism {
     /// The ranks that divide every layer: heads, feed-forward columns, experts and vocabulary rows.
     pub tensor: Option<usize>,
@@ -14,6 +15,8 @@ pub struct Parallelism {
     pub pipeline: Option<usize>,
     /// The requests by which divisions are compared.
     pub load: RequestLoad,
+    /// The link by which divisions are compared; `None` for memory where all ranks are on one machine, else an ordinary network.
+    pub link: Option<Link>,
     /// The KV cache and states that ranks hold beside their weights; `None` for those of one sequence with the default context. All
     /// ranks give the same.
     pub cache: Option<CacheRows>,
@@ -74,7 +77,7 @@ impl MicroBatches {
 impl Parallelism {
     /// What is expected to be fastest, of what the model allows.
     pub const AUTO: Parallelism =
-        Parallelism { tensor: None, pipeline: None, load: RequestLoad::ONE, cache: None };
+        Parallelism { tensor: None, pipeline: None, load: RequestLoad::ONE, link: None, cache: None };
     /// Every rank has a part of each layer.
     pub const TENSOR: Parallelism = Parallelism { pipeline: Some(1), ..Parallelism::AUTO };
     /// Every rank has layers of its own.

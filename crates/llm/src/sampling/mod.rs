@@ -26,7 +26,7 @@ mod dry;
 mod options;
 mod penalties;
 mod probabilities;
-mod random;
+pub(crate) mod random;
 mod sampler;
 mod top_logits;
 

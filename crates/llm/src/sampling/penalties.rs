@@ -15,6 +15,11 @@ impl RecentTokens {
         self.counts.clear();
     }
 
+    /// How many different tokens are among the recent ones.
+    pub(super) fn len(&self) -> usize {
+        self.counts.len()
+    }
+
     /// Counts the last of these tokens, and no longer the one that is not among the last `window` any more.
     pub(super) fn accept(&mut self, tokens: &[u32], window: usize) {
         let Some(last) = tokens.last().filter(|_| window > 0) else { return };

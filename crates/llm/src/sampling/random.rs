@@ -2,13 +2,13 @@
 
 /// SplitMix64, for which every seed is equally good.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Random {
-    pub(super) state: u64,
+pub(crate) struct Random {
+    pub(crate) state: u64,
 }
 
 impl Random {
     /// A random number in `[0, 1)`.
-    pub(super) fn unit(&mut self) -> f64 {
+    pub(crate) fn unit(&mut self) -> f64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.state;
         bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

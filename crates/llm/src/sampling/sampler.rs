@@ -145,8 +145,27 @@ impl Sampler {
     /// As [`Sampler::sample`], with the same token, from the largest logits alone. `None`, and nothing has changed, if others are
     /// needed.
     pub(crate) fn sample_top(&mut self, top: &TopLogits<'_>) -> Option<u32> {
-        if self.options.needs_all_logits() {
+        if !self.fill_top(top, false) {
             return None;
+        }
+        self.take()
+    }
+
+    /// Whether [`Sampler::sample_top`] finds a token.
+    pub(crate) fn is_top_enough(&mut self, top: &TopLogits<'_>) -> bool {
+        self.fill_top(top, true)
+    }
+
+    /// Whether the logits of recent tokens change.
+    pub(crate) fn has_penalties(&self) -> bool {
+        self.options.has_penalties()
+    }
+
+    /// Fills the candidates with the largest logits after they were lowered; `false` if others are needed. With `only_ask` they are
+    /// not filled where that is certain without.
+    fn fill_top(&mut self, top: &TopLogits<'_>, only_ask: bool) -> bool {
+        if self.options.needs_all_logits() {
+            return false;
         }
         let tokenizer = self.model.as_ref().and_then(|model| model.tokenizer().ok());
         let banned: Vec<u32> = match tokenizer.filter(|_| self.options.ignore_eos) {
@@ -154,10 +173,7 @@ impl Sampler {
             None => Vec::new(),
         };
         let lowering = Lowering { options: &self.options, recent: &self.recent, banned: &banned };
-        if !lowering.fill(top, &mut self.candidates) {
-            return None;
-        }
-        self.take()
+        only_ask && lowering.is_certain(top) || lowering.fill(top, &mut self.candidates)
     }
 
     /// Filters the candidates, and takes one of them.

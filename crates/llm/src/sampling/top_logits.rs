@@ -56,6 +56,21 @@ impl Lowering<'_> {
         }
     }
 
+    /// Whether [`Lowering::fill`] succeeds whichever of the largest logits are lowered: enough of them are left then.
+    pub(super) fn is_certain(&self, top: &TopLogits<'_>) -> bool {
+        let options = self.options;
+        let removes_best = options.typical_p < 1.0 || options.has_xtc();
+        let kept = match options.top_k {
+            _ if options.takes_best() && !removes_best => 1,
+            0 => return false,
+            top_k => top_k,
+        };
+        let recent = if options.has_penalties() { self.recent.len() } else { 0 };
+        let lowered = recent + options.logit_bias.len() + self.banned.len();
+        let least = top.logits.last().copied().unwrap_or(f32::INFINITY);
+        top.logits.get(kept + lowered - 1).is_some_and(|logit| *logit > least)
+    }
+
     /// Fills candidates with the largest logits after they were lowered. `false` if it is not certain that the filters of the
     /// options leave none of the other tokens: then all logits are needed.
     pub(super) fn fill(&self, top: &TopLogits<'_>, candidates: &mut Candidates) -> bool {
@@ -163,9 +178,13 @@ mod tests {
                 sampler.accept(token);
             }
             let mut other = sampler.clone();
+            let mut asked = sampler.clone();
             let top = TopLogits { tokens: &tokens, logits: &values, vocabulary: VOCABULARY };
             let before = other.random_state();
-            match other.sample_top(&top) {
+            let sampled_from_top = other.sample_top(&top);
+            assert_eq!(asked.is_top_enough(&top), sampled_from_top.is_some(), "seed {seed}: {options:?}");
+            assert_eq!(asked.random_state(), before, "seed {seed}");
+            match sampled_from_top {
                 Some(token) => {
                     sampled += 1;
                     assert!(!needs_all, "seed {seed}: {options:?}");

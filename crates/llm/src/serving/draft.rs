@@ -32,6 +32,10 @@ pub(super) struct Draft {
     most: usize,
     /// Tokens that the large model knows.
     vocabulary: usize,
+    /// Tokens of sequences far behind the large model that it computed for the latest guesses.
+    prompt_tokens: usize,
+    /// Whether it failed at the latest guesses.
+    failed: bool,
 }
 
 /// What the draft model knows of a sequence.
@@ -78,8 +82,14 @@ impl Draft {
         }
         // Its windows keep the whole context, and its experts stay where they are: the slots are those of the large model.
         let (expert_slots, resident_experts) = (0, LayerSet::EMPTY);
-        let options =
-            EngineOptions { window_slots: usize::MAX, expert_slots, resident_experts, ..options.clone() };
+        let options = EngineOptions {
+            window_slots: usize::MAX,
+            // One token of a sequence at a time is guessed.
+            output_rows: options.sequences,
+            expert_slots,
+            resident_experts,
+            ..options.clone()
+        };
         let engine = PagedEngine::new(model, scheduler, options, progress)?;
         Ok(Draft {
             pool: PagePool::new(SCRAP_PAGES, engine.options().pages),
@@ -87,16 +97,32 @@ impl Draft {
             vocabulary: target.hyperparameters().vocabulary,
             engine,
             most,
+            prompt_tokens: 0,
+            failed: false,
         })
     }
 
     /// Guesses at the tokens that follow those of each input: none where the draft model is not that far, or failed.
-    pub(super) fn guess(&mut self, inputs: &[DraftInput<'_>]) -> Vec<Vec<u32>> {
+    /// Of those that it is far behind, it computes up to `prompt_tokens` tokens more.
+    pub(super) fn guess(&mut self, inputs: &[DraftInput<'_>], prompt_tokens: usize) -> Vec<Vec<u32>> {
         let mut guesses = vec![Vec::new(); inputs.len()];
-        let mut guessing = match self.catch_up(inputs) {
-            Ok(guessing) => guessing,
-            Err(_) => return guesses,
-        };
+        self.failed = self.guess_into(&mut guesses, inputs, prompt_tokens).is_err();
+        guesses
+    }
+
+    /// Whether it failed at the latest guesses: there are fewer of them then.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed
+    }
+
+    /// Adds guesses to those of each input, up to an error.
+    fn guess_into(
+        &mut self,
+        guesses: &mut [Vec<u32>],
+        inputs: &[DraftInput<'_>],
+        prompt_tokens: usize,
+    ) -> Result<()> {
+        let mut guessing = self.catch_up(inputs, prompt_tokens)?;
         loop {
             for sequence in &guessing {
                 if let Some(into) = guesses.get_mut(sequence.input) {
@@ -104,10 +130,16 @@ impl Draft {
                 }
             }
             guessing.retain(|sequence| sequence.guesses.len() < sequence.room);
-            if guessing.is_empty() || self.go_on(&mut guessing).is_err() {
-                return guesses;
+            if guessing.is_empty() {
+                return Ok(());
             }
+            self.go_on(&mut guessing)?;
         }
+    }
+
+    /// Tokens of prompts that it computed for the latest guesses.
+    pub(super) fn prompt_tokens(&self) -> usize {
+        self.prompt_tokens
     }
 
     /// As [`PagedEngine::release_memory`].
@@ -122,10 +154,12 @@ impl Draft {
         }
     }
 
-    /// Computes the tokens of the inputs that are new, as many as a batch takes. Returns the sequences that are complete, with a
-    /// first guess each.
-    fn catch_up(&mut self, inputs: &[DraftInput<'_>]) -> Result<Vec<Guessing>> {
+    /// Computes the tokens of the inputs that are new, as many as a batch takes; of those that are far behind, up to `prompt_tokens`.
+    /// Returns the sequences that are complete, with a first guess each.
+    fn catch_up(&mut self, inputs: &[DraftInput<'_>], prompt_tokens: usize) -> Result<Vec<Guessing>> {
         let mut left = self.engine.options().batch;
+        let mut prompts_left = prompt_tokens;
+        self.prompt_tokens = 0;
         let mut parts: Vec<(usize, std::ops::Range<usize>)> = Vec::new();
         for (input, DraftInput { id, tokens, room }) in inputs.iter().enumerate() {
             if *room == 0 || left == 0 || tokens.len() >= self.engine.options().context {
@@ -134,10 +168,16 @@ impl Draft {
             let sequence = self.sequences.entry(*id).or_default();
             sequence.drop_wrong(tokens);
             let first = sequence.computed.len();
-            let last = tokens.len().min(first + left);
+            // After a step, a sequence has a few tokens more than before.
+            let is_prompt = tokens.len() - first > self.most + 1;
+            let last = tokens.len().min(first + if is_prompt { left.min(prompts_left) } else { left });
             // Room for the guesses, too.
             if last > first && self.ensure_pages(*id, (tokens.len() + room).min(last + self.most)) {
                 left -= last - first;
+                if is_prompt {
+                    prompts_left -= last - first;
+                    self.prompt_tokens += last - first;
+                }
                 parts.push((input, first..last));
             }
         }
@@ -223,7 +263,7 @@ impl Draft {
                 pages: self.sequences.get(id).map_or(&[][..], |sequence| sequence.pages.as_slice()),
                 window_pages: None,
                 lane: 0,
-                checkpoint: false,
+                checkpoint: None,
             })
             .collect();
         self.engine.run(step, &tables, Wanted::Argmax)

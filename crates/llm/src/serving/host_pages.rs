@@ -36,6 +36,13 @@ impl HostPages {
         self.bytes
     }
 
+    /// Drops all pages.
+    pub(super) fn clear(&mut self) {
+        self.pages.clear();
+        self.order.clear();
+        self.bytes = 0;
+    }
+
     /// Keeps a page. Returns those for which there is no more room: it may be one of them.
     pub(super) fn insert(&mut self, key: PrefixKey, prefix: PrefixId, content: Vec<u8>) -> Vec<DroppedPage> {
         self.remove(&key);

@@ -102,7 +102,12 @@ impl PageFile {
             free: (0..places).rev().collect(),
             clock: 0,
         };
-        let last = pages.read_records(length, places).map_err(|error| failed(StateError::read(error)))?;
+        let last = pages.read_records(length).map_err(|error| failed(StateError::read(error)))?;
+        // Records beyond the limit would never be read or overwritten.
+        let longest = HEADER as u64 + places * (RECORD_HEADER + page_bytes) as u64;
+        if length > longest {
+            pages.file.set_len(longest).map_err(|error| failed(StateError::write(error)))?;
+        }
         Ok((pages, last))
     }
 
@@ -167,6 +172,15 @@ impl PageFile {
         Ok(())
     }
 
+    /// Forgets all pages, and gives back their room.
+    pub(super) fn clear(&mut self) -> io::Result<()> {
+        self.file.set_len(HEADER as u64)?;
+        self.free.extend(self.records.drain().map(|(_, record)| record.place));
+        self.free.sort_unstable_by_key(|place| std::cmp::Reverse(*place));
+        self.order.clear();
+        Ok(())
+    }
+
     fn seek(&mut self, place: u64) -> io::Result<()> {
         let at = HEADER as u64 + place * (RECORD_HEADER + self.page_bytes) as u64;
         self.file.seek(SeekFrom::Start(at)).map(drop)
@@ -188,10 +202,12 @@ impl PageFile {
         }
     }
 
-    /// Finds the records that a file of this length has, up to so many places. Returns the largest number of a prefix.
-    fn read_records(&mut self, length: u64, places: u64) -> io::Result<u64> {
+    /// Finds the records that a file of this length has in places within its limit. Returns the largest number of a prefix in any
+    /// place: given to another prefix, a page that followed the first one would be taken for one that follows the second.
+    fn read_records(&mut self, length: u64) -> io::Result<u64> {
         let size = (RECORD_HEADER + self.page_bytes) as u64;
-        let there = (length.saturating_sub(HEADER as u64) / size).min(places);
+        let there = length.saturating_sub(HEADER as u64) / size;
+        let places = self.free.len() as u64;
         let mut last = 0;
         let mut bytes = [0; RECORD_HEADER];
         let mut used = Vec::new();
@@ -201,6 +217,9 @@ impl PageFile {
             let Some((key, prefix)) = parse(&bytes) else { continue };
             for number in [key.parent(), prefix].into_iter().filter_map(PrefixId::number) {
                 last = last.max(number);
+            }
+            if place >= places {
+                continue;
             }
             self.clock += 1;
             if let Some(twin) = self.records.insert(key.clone(), Record { place, prefix, used: self.clock }) {

@@ -2,7 +2,8 @@
 //!
 //! Prefixes form a tree: a page of tokens that follows another one. A page whose tokens are complete can be *published*:
 //! then sequences that begin alike find it, also while others use it. Nobody writes to a published page. When its last user
-//! releases it, it stays findable until its memory is needed; of such pages the least recently used is taken first.
+//! releases it, it stays findable until its memory is needed; of such pages the least recently used is taken first, but those that
+//! are to be kept after others, as far as they are not too many.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -49,6 +50,8 @@ pub(crate) struct TakenPage {
 struct Page {
     users: usize,
     published: Option<(PrefixKey, PrefixId)>,
+    /// Whether other prefixes are evicted before this one.
+    kept: bool,
     /// When its last user released it.
     released: u64,
 }
@@ -63,6 +66,8 @@ pub(crate) struct PagePool {
     findable: HashMap<PrefixKey, PageId>,
     /// Published pages without users, by the time of their release.
     unused: BTreeMap<u64, PageId>,
+    /// The most pages without users that are kept longer than others.
+    kept: usize,
     clock: u64,
     next_prefix: u64,
 }
@@ -77,9 +82,37 @@ impl PagePool {
             free: (first..pages).rev().map(|page| page as PageId).collect(),
             findable: HashMap::new(),
             unused: BTreeMap::new(),
+            kept: 0,
             clock: 0,
             next_prefix: 0,
         }
+    }
+
+    /// This pool, in which so many pages without users are [kept](PagePool::keep) longer than others.
+    pub(crate) fn keeping(self, kept: usize) -> PagePool {
+        PagePool { kept, ..self }
+    }
+
+    /// Other prefixes are evicted before that of a published page.
+    pub(crate) fn keep(&mut self, page: PageId) {
+        if let Some(page) = self.pages.get_mut(page as usize).filter(|page| page.published.is_some()) {
+            page.kept = true;
+        }
+    }
+
+    /// The page to evict: the one that was not used for the longest time among those that are not kept, or among the kept ones
+    /// where there are too many.
+    fn to_evict(&self) -> Option<u64> {
+        let is_kept = |page: PageId| self.pages.get(page as usize).is_some_and(|page| page.kept);
+        if self.kept > 0 {
+            let kept = self.unused.values().filter(|page| is_kept(**page)).count();
+            let from_kept = kept > self.kept;
+            let found = self.unused.iter().find(|(_, page)| is_kept(**page) == from_kept);
+            if let Some((released, _)) = found {
+                return Some(*released);
+            }
+        }
+        self.unused.keys().next().copied()
     }
 
     /// Pages that can be taken: the free ones, and those that only hold a prefix.
@@ -102,7 +135,7 @@ impl PagePool {
         self.next_prefix = self.next_prefix.max(last);
     }
 
-    /// Published pages without users, in the order in which they would be evicted.
+    /// Published pages without users, in the order in which they were released.
     pub(crate) fn unused(&self) -> impl Iterator<Item = (PageId, PrefixKey, PrefixId)> {
         self.unused.values().filter_map(|page| {
             let (key, prefix) = self.pages.get(*page as usize)?.published.clone()?;
@@ -129,13 +162,16 @@ impl PagePool {
         Some((page, prefix))
     }
 
-    /// Takes a page for one user: a free one, or the one whose prefix was not used for the longest time.
+    /// Takes a page for one user: a free one, or one that only holds a prefix, which was not used for the longest time.
     pub(crate) fn take(&mut self) -> Option<TakenPage> {
         let (page, evicted) = match self.free.pop() {
             Some(page) => (page, None),
             None => {
-                let (_, page) = self.unused.pop_first()?;
-                let published = self.pages.get_mut(page as usize).and_then(|page| page.published.take());
+                let page = self.unused.remove(&self.to_evict()?)?;
+                let published = self.pages.get_mut(page as usize).and_then(|page| {
+                    page.kept = false;
+                    page.published.take()
+                });
                 if let Some((key, _)) = &published {
                     self.findable.remove(key);
                 }
@@ -203,6 +239,7 @@ impl PagePool {
             if let Some(entry) = self.pages.get_mut(page as usize)
                 && let Some((key, _)) = entry.published.take()
             {
+                entry.kept = false;
                 self.findable.remove(&key);
             }
             self.free.push(page);
@@ -234,6 +271,9 @@ impl PagePool {
                 (None, 0) => Some("free"),
                 _ => None,
             };
+            if entry.kept && entry.published.is_none() {
+                return Err(format!("page {page} is kept and holds no prefix"));
+            }
             if place != wanted && page >= self.first {
                 return Err(format!("page {page} is {place:?}, it should be {wanted:?}"));
             }
@@ -299,6 +339,25 @@ mod tests {
         assert_eq!(pool.find(root, &tokens(1)), Some((first, a)));
         pool.check([&[first, second][..], &[first, second], &[third], &[first]].into_iter()).unwrap();
         assert!(pool.check([&[first][..]].into_iter()).is_err());
+    }
+
+    #[test]
+    fn kept_pages_are_evicted_after_others_as_far_as_they_are_not_too_many() {
+        let mut pool = PagePool::new(0, 5).keeping(2);
+        let root = PagePool::root(0);
+        let pages = [1, 2, 3, 4, 5].map(|number| {
+            let page = pool.take().unwrap().page;
+            // Nothing is kept before it holds a prefix.
+            pool.keep(page);
+            pool.publish(page, root, &tokens(number)).unwrap();
+            page
+        });
+        [0, 2, 3].into_iter().for_each(|at: usize| pool.keep(pages[at]));
+        pages.into_iter().for_each(|page| pool.release(page));
+        pool.check([].into_iter()).unwrap();
+        // Of three, the first is too much; then the others go before the kept ones.
+        let order: [PageId; 5] = [(); 5].map(|()| pool.take().unwrap().page);
+        assert_eq!(order, [0, 1, 4, 2, 3].map(|at: usize| pages[at]));
     }
 
     #[test]

@@ -156,9 +156,11 @@ impl PagedEngine {
             true => self.pass_on_step(groups.into_iter().map(|group| group.outputs).collect(), embeds),
             false => joined.finish(self),
         }
-        // Only now: after an error, the whole step is computed again. Ranks of a pipeline end with one.
-        for (lane, row) in written {
-            self.states_mut().set(lane, row);
+        // Only now: after an error, the whole step is computed again.
+        self.note_states(written);
+        if self.has_stages() {
+            // Ranks of a pipeline end with one.
+            self.keep_states();
         }
         Ok(())
     }
@@ -181,7 +183,7 @@ impl PagedEngine {
         let states = self.states_mut();
         let mut rows = Vec::with_capacity(group.sequences.len());
         for StepSequence { lane, checkpoint, .. } in &group.sequences {
-            let kept = checkpoint.then(|| states.take(&taken)).flatten();
+            let kept = checkpoint.and_then(|kind| states.take(kind, &taken));
             let to = kept.unwrap_or_else(|| states.other_row(*lane));
             taken.push(to);
             rows.push([states.row(*lane), to]);

@@ -1,5 +1,6 @@
 //! What is asked of a [`Batcher`](super::Batcher), and what it says.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,7 +58,7 @@ pub struct Request {
     pub embedding: Option<Pooling>,
     /// Whether each part of the prompt is reported when it is computed, as [`Event::Progress`].
     pub progress: bool,
-    /// Requests of higher priority are started first.
+    /// Prompts of requests of higher priority are started and computed first.
     pub priority: i32,
     /// Who asks. Among requests of one priority, clients get equal shares.
     pub client: u64,
@@ -189,9 +190,17 @@ impl Request {
     }
 }
 
-/// The number of a request, in the order in which they were submitted.
+/// The number of a request, from 1 on, in the order in which they were submitted.
+// No request is 0, so that an absent one has a number, too: the compiler may compare both before it looks which there is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct RequestId(pub(super) u64);
+pub struct RequestId(pub(super) NonZeroU64);
+
+impl RequestId {
+    /// Of the request after so many others.
+    pub(super) fn after(others: u64) -> RequestId {
+        RequestId(NonZeroU64::MIN.saturating_add(others))
+    }
+}
 
 /// Log-probabilities at one token.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -213,6 +222,8 @@ pub enum Event {
         cached: usize,
         /// Tokens of the prompt that are in the KV cache now, those included.
         computed: usize,
+        /// The time since the first step that computed a part of it began.
+        prefill: Duration,
     },
     /// The prompt was computed, and its log-probabilities were asked for: one for each token but the first.
     Prompt {
@@ -250,6 +261,10 @@ pub struct Finished {
     pub first_token: Duration,
     /// From the first token to the last one.
     pub decode: Duration,
+    /// Tokens that were guessed, by lookup or a draft model, and checked.
+    pub guessed: usize,
+    /// Of those, the ones that the model chose, too.
+    pub guessed_right: usize,
 }
 
 /// Checks that a request can be answered by an engine of this context and vocabulary.

@@ -1,7 +1,7 @@
 //! A request that is being answered: its tokens, its pages, its sampler and its text.
 
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use quadriga_graph::PAGE_SLOTS;
 
@@ -9,6 +9,7 @@ use super::lookup::Lookup;
 use super::page_pool::{PageId, PrefixId};
 use super::paged_engine::PagedEngine;
 use super::request::{Event, Finished, Request, RequestId, TokenLogprobs};
+use super::state_rows::KeptState;
 use super::window_pages::WindowPages;
 use crate::answer::{Finish, TextPiece, TokenCounts};
 use crate::answer_text::{AnswerParts, AnswerText};
@@ -48,7 +49,7 @@ pub(super) struct Sequence {
     kept: Option<PrefixId>,
     /// Tokens that were found in the KV cache, and are not counted yet.
     pub(super) found: usize,
-    /// The number of the step at which it began to wait.
+    /// The number of the step of its latest token, or at which it was submitted.
     pub(super) waiting_since: u64,
     /// The request whose prompt is the same, and is computed first.
     pub(super) leader: Option<RequestId>,
@@ -73,6 +74,8 @@ pub(super) struct Sequence {
     pub(super) draft: Vec<u32>,
     pub(super) lookup: Option<Lookup>,
     counts: TokenCounts,
+    /// Guesses that were checked, and those of them that were right.
+    guesses: (usize, usize),
     submitted: Instant,
     started: Option<Instant>,
     sampled: Option<(Instant, Instant)>,
@@ -156,6 +159,7 @@ impl Sequence {
             draft: Vec::new(),
             lookup,
             counts: TokenCounts { prompt, ..TokenCounts::default() },
+            guesses: (0, 0),
             submitted: Instant::now(),
             started: None,
             sampled: None,
@@ -267,10 +271,19 @@ impl Sequence {
     }
 
     /// Whether the recurrent state after the next tokens is kept for others.
-    pub(super) fn keeps_state_after(&self, tokens: usize) -> bool {
+    pub(super) fn keeps_state_after(&self, tokens: usize) -> Option<KeptState> {
         let end = self.computed + tokens;
-        let is_end = self.is_decoding() || self.ends_of_states().contains(&end);
-        self.may_share() && is_end && end.is_multiple_of(PAGE_SLOTS)
+        let kind = match self.is_decoding() {
+            true => KeptState::Answer,
+            false => KeptState::Prompt,
+        };
+        let is_end = kind == KeptState::Answer || self.ends_of_states().contains(&end);
+        (self.may_share() && is_end && end.is_multiple_of(PAGE_SLOTS)).then_some(kind)
+    }
+
+    /// The end of the prompt's last whole page that a sequence with the same prompt can go on after.
+    pub(super) fn end_of_prompt_pages(&self) -> usize {
+        self.prompt.saturating_sub(1) / PAGE_SLOTS * PAGE_SLOTS
     }
 
     /// Notes that a recurrent state after a prefix is kept; returns the earlier prefix of the answer whose state need not be.
@@ -292,6 +305,42 @@ impl Sequence {
             None => {}
         }
         position + 1 >= self.tokens.len() || self.prompt_logprobs.is_some() && position + 1 < self.prompt
+    }
+
+    /// The outputs of the next `tokens` tokens.
+    pub(super) fn outputs_of(&self, tokens: usize) -> usize {
+        let first = self.next_position();
+        (first..first + tokens).filter(|position| self.wants_output(*position)).count()
+    }
+
+    /// Adds to `missing` the outputs of a step, of those from `output` on, whose logits the sampler needs and the host does not have:
+    /// of the last of `count` known tokens, and of the guesses after it.
+    pub(super) fn add_missing_logits(
+        &mut self,
+        engine: &PagedEngine,
+        count: usize,
+        output: usize,
+        missing: &mut Vec<usize>,
+    ) {
+        let is_sampled = self.computed + count >= self.tokens.len() && self.max_tokens > 0;
+        // Those that need all logits whatever they are have asked for them.
+        if !is_sampled || self.is_embedded() || self.needs_logits() {
+            return;
+        }
+        let is_greedy = self.sampler.options().is_greedy();
+        // Where penalties depend on the tokens, each output is sampled from as if the guesses before it were right.
+        let mut ahead =
+            (!self.draft.is_empty() && self.sampler.has_penalties()).then(|| self.sampler.clone());
+        for number in 0..=self.draft.len() {
+            let sampler = ahead.as_mut().unwrap_or(&mut self.sampler);
+            let top = engine.top_logits(output + number);
+            if !top.is_some_and(|top| is_greedy || sampler.is_top_enough(&top)) {
+                missing.push(output + number);
+            }
+            if let (Some(ahead), Some(guess)) = (&mut ahead, self.draft.get(number)) {
+                ahead.accept(*guess);
+            }
+        }
     }
 
     /// Takes in `count` computed tokens, whose outputs are those of the engine from `output` on.
@@ -325,7 +374,7 @@ impl Sequence {
         self.computed += known;
         if self.progress && self.counts.answer == 0 {
             let (cached, computed) = (self.counts.cached, self.computed.min(self.prompt));
-            events.push((self.id, Event::Progress { cached, computed }));
+            events.push((self.id, Event::Progress { cached, computed, prefill: self.prefill() }));
         }
         if self.computed < self.tokens.len() {
             return Ok(Outcome::Running);
@@ -338,6 +387,7 @@ impl Sequence {
         }
         // The last known token, and each guess that turned out right, has an output to sample from.
         let draft = std::mem::take(&mut self.draft);
+        self.guesses.0 += draft.len();
         let mut guesses = draft.iter();
         let mut right = 0;
         loop {
@@ -347,6 +397,7 @@ impl Sequence {
             }
             let guessed = guesses.next();
             let is_right = guessed.is_some() && guessed == self.tokens.last();
+            self.guesses.1 += usize::from(is_right);
             if matches!(outcome, Outcome::Ended) || !is_right {
                 if let Some(lookup) = &mut self.lookup {
                     lookup.note(draft.len(), right);
@@ -371,12 +422,14 @@ impl Sequence {
         self.computed = computed.end;
         let outputs = computed.filter(|position| self.wants_output(*position)).count();
         let complete = self.computed >= self.prompt;
+        let prefill = self.prefill();
         let Some((pooling, vectors)) = &mut self.embedding else { return Ok(Outcome::Running) };
         for output in output..output + outputs {
             vectors.extend_from_slice(engine.hidden(output));
         }
         if self.progress {
-            events.push((self.id, Event::Progress { cached: self.counts.cached, computed: self.computed }));
+            let (cached, computed) = (self.counts.cached, self.computed);
+            events.push((self.id, Event::Progress { cached, computed, prefill }));
         }
         if !complete {
             return Ok(Outcome::Running);
@@ -431,11 +484,11 @@ impl Sequence {
             let mut stopped_by = None;
             if let Some(tokenizer) = tokenizer.filter(|_| !is_stop || self.keep_stop) {
                 let was_reasoning = self.text.is_reasoning();
-                (parts, stopped_by) = self.text.push(tokenizer, token)?;
+                (parts, stopped_by) = self.text.push(tokenizer, token, now - first)?;
                 self.counts.reasoning += usize::from(was_reasoning || self.text.is_reasoning());
             }
-            if let Some(number) = stopped_by {
-                finish = Some(Finish::Stop(number));
+            if let Some(stop) = stopped_by {
+                finish = Some(stop.into());
             } else if is_stop {
                 finish = Some(Finish::StopToken(token));
             } else if self.counts.answer >= self.max_tokens {
@@ -453,7 +506,11 @@ impl Sequence {
             return Ok(self.end(finish, events));
         }
         if let Some(hook) = &mut self.hook {
-            hook.accepted(self.sampler.tokens());
+            let sampler = &self.sampler;
+            let accepted = || hook.accepted(sampler.tokens());
+            // As above.
+            let accepted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(accepted));
+            accepted.map_err(|_| Error::HookPanicked)?;
         }
         Ok(Outcome::Running)
     }
@@ -461,6 +518,11 @@ impl Sequence {
     fn end(&self, finish: Finish, events: &mut Vec<(RequestId, Event)>) -> Outcome {
         events.push((self.id, Event::Finished(self.finished(finish))));
         Outcome::Ended
+    }
+
+    /// The time since the first step that computed a part of it began.
+    fn prefill(&self) -> Duration {
+        self.started.map_or(Duration::ZERO, |started| started.elapsed())
     }
 
     /// How it ended.
@@ -475,6 +537,8 @@ impl Sequence {
             queued: started - self.submitted,
             first_token: first - self.submitted,
             decode: last - first,
+            guessed: self.guesses.0,
+            guessed_right: self.guesses.1,
         }
     }
 }

@@ -40,7 +40,8 @@ pub type EventSink = Box<dyn FnMut(Event) -> bool + Send>;
 /// What the thread is told.
 enum Command {
     Submit {
-        requests: Vec<(Request, EventSink)>,
+        /// The answers to each prompt.
+        prompts: Vec<Vec<(Request, EventSink)>>,
         accepted: Box<dyn FnOnce(Result<Vec<RequestId>>) -> bool + Send>,
     },
     Cancel(RequestId),
@@ -109,7 +110,20 @@ impl Service {
         requests: Vec<(Request, EventSink)>,
         accepted: impl FnOnce(Result<Vec<RequestId>>) -> bool + Send + 'static,
     ) -> Result<()> {
-        let command = Command::Submit { requests, accepted: Box::new(accepted) };
+        self.submit_prompts_to(vec![requests], accepted)
+    }
+
+    /// The same for several prompts, each with its answers: all of them are accepted between the same two steps, or none is.
+    /// `accepted` gets the numbers in the order of prompts and their answers.
+    ///
+    /// # Errors
+    /// The service has stopped.
+    pub fn submit_prompts_to(
+        &self,
+        prompts: Vec<Vec<(Request, EventSink)>>,
+        accepted: impl FnOnce(Result<Vec<RequestId>>) -> bool + Send + 'static,
+    ) -> Result<()> {
+        let command = Command::Submit { prompts, accepted: Box::new(accepted) };
         self.commands.send(command).map_err(|_| Error::ServiceStopped)
     }
 
@@ -159,7 +173,7 @@ impl Service {
 }
 
 impl Drop for Service {
-    /// Cancels what is left, and waits for the thread.
+    /// Cancels what is left, writes prefixes to the [cache file](super::BatcherOptions::cache_file), and waits for the thread.
     fn drop(&mut self) {
         // If the thread has ended, there is nothing to tell it.
         let _ = self.commands.send(Command::Stop);
@@ -261,7 +275,7 @@ impl Worker {
                 false => inbox.recv().map_err(|_| TryRecvError::Disconnected),
             };
             match command {
-                Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return,
+                Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return self.stop(),
                 Ok(command) => {
                     self.handle(command);
                     handled += 1;
@@ -283,6 +297,13 @@ impl Worker {
         }
     }
 
+    /// Ends what is left to do, and writes prefixes to the cache file, if there is one.
+    fn stop(mut self) {
+        self.batcher.cancel_all();
+        self.batcher.save_prefixes();
+        self.note_state();
+    }
+
     /// The next command before a step, if there is one or comes soon.
     fn next_command(&mut self, inbox: &Receiver<Command>) -> std::result::Result<Command, TryRecvError> {
         match inbox.try_recv() {
@@ -298,14 +319,12 @@ impl Worker {
 
     fn handle(&mut self, command: Command) {
         match command {
-            Command::Submit { requests, accepted } => {
-                let (requests, sinks): (Vec<Request>, Vec<EventSink>) = requests.into_iter().unzip();
-                self.refill.note_submitted(requests.len());
-                let submitted = self.batcher.submit_choices(requests);
+            Command::Submit { prompts, accepted } => {
+                self.refill.note_submitted(prompts.iter().map(Vec::len).sum());
+                // Sinks of refused requests live until that was said.
+                let mut unused = Vec::new();
+                let submitted = self.submit(prompts, &mut unused);
                 let ids = submitted.as_ref().map_or_else(|_| Vec::new(), Clone::clone);
-                // Those of refused requests live until that was said.
-                let mut sinks = sinks.into_iter();
-                self.streams.extend(ids.iter().copied().zip(sinks.by_ref()));
                 if !accepted(submitted) {
                     ids.into_iter().for_each(|id| self.cancel(id));
                 }
@@ -322,6 +341,37 @@ impl Worker {
             Command::Stop => {}
         }
         self.note_state();
+    }
+
+    /// Submits the answers of all prompts, or of none; `unused` gets the sinks of those that were refused.
+    fn submit(
+        &mut self,
+        prompts: Vec<Vec<(Request, EventSink)>>,
+        unused: &mut Vec<EventSink>,
+    ) -> Result<Vec<RequestId>> {
+        let mut submitted = Ok(Vec::new());
+        for prompt in prompts {
+            let (requests, sinks): (Vec<Request>, Vec<EventSink>) = prompt.into_iter().unzip();
+            let Ok(ids) = &mut submitted else {
+                unused.extend(sinks);
+                continue;
+            };
+            match self.batcher.submit_choices(requests) {
+                Ok(new) => {
+                    self.streams.extend(new.iter().copied().zip(sinks));
+                    ids.extend(new);
+                }
+                Err(error) => {
+                    for id in std::mem::take(ids) {
+                        self.batcher.cancel(id);
+                        unused.extend(self.streams.remove(&id));
+                    }
+                    unused.extend(sinks);
+                    submitted = Err(error);
+                }
+            }
+        }
+        submitted
     }
 
     /// Ends a request. Its sink is dropped last: whoever notices that finds a state without the request.
@@ -353,12 +403,15 @@ impl Worker {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn requests_that_ended_come_first_and_keep_their_order() {
-        let progress = |of: u64, cached| (RequestId(of), Event::Progress { cached, computed: 9 });
-        let failed = |of: u64| (RequestId(of), Event::Failed(Arc::new(Error::ServiceStopped)));
+        let event = |cached| Event::Progress { cached, computed: 9, prefill: Duration::ZERO };
+        let progress = |of: u64, cached| (RequestId::after(of - 1), event(cached));
+        let failed = |of: u64| (RequestId::after(of - 1), Event::Failed(Arc::new(Error::ServiceStopped)));
         let name = |(id, event): &(RequestId, Event)| match event {
             Event::Progress { cached, .. } => format!("{}.{cached}", id.0),
             _ => format!("{} ended", id.0),

@@ -10,11 +10,23 @@ use std::collections::HashMap;
 use super::page_pool::PrefixId;
 use crate::engine::STATES_OF_SEQUENCE;
 
+/// What a recurrent state is kept after.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum KeptState {
+    /// Whole pages of a prompt.
+    Prompt,
+    /// Whole pages of a prompt and its answer.
+    Answer,
+}
+
 /// The rows of recurrent states. All methods are pure bookkeeping.
 pub(super) struct StateRows {
     /// The row that holds the state of each lane.
     lanes: Vec<usize>,
     checkpoints: Vec<Checkpoint>,
+    /// The most checkpoints that are states of answers: the others are left to prompts, which conversations return to where an
+    /// answer is regenerated, a message is edited, or reasoning is left out.
+    answers: usize,
     /// The checkpoint after each prefix.
     findable: HashMap<PrefixId, usize>,
     clock: u64,
@@ -24,6 +36,8 @@ pub(super) struct StateRows {
 struct Checkpoint {
     /// What it is the state after; `None` if it holds nothing that can be found.
     prefix: Option<PrefixId>,
+    /// Whether it was taken for the state of an answer.
+    answer: bool,
     /// Lanes whose state this is.
     users: usize,
     /// When it was used last.
@@ -31,11 +45,13 @@ struct Checkpoint {
 }
 
 impl StateRows {
-    /// Rows for some lanes, all of them empty, and for some checkpoints.
+    /// Rows for some lanes, all of them empty, and for some checkpoints: one for the prompt of each lane, as far as there are so
+    /// many.
     pub(super) fn new(lanes: usize, checkpoints: usize) -> StateRows {
         StateRows {
             lanes: vec![0; lanes],
             checkpoints: vec![Checkpoint::default(); checkpoints],
+            answers: checkpoints.saturating_sub(lanes),
             findable: HashMap::new(),
             clock: 0,
         }
@@ -93,15 +109,22 @@ impl StateRows {
         true
     }
 
-    /// The row of a checkpoint that may be overwritten: one that holds nothing, or the one that was not used for the longest time.
-    /// What it held cannot be found any more. `None` if all hold the states of lanes, or are in `taken`.
-    pub(super) fn take(&mut self, taken: &[usize]) -> Option<usize> {
+    /// The row of a checkpoint that may be overwritten: one that holds nothing, or the one that was not used for the longest time,
+    /// of answers where these have as many as they may. What it held cannot be found any more. `None` if all that it may be hold the
+    /// states of lanes, or are in `taken`.
+    pub(super) fn take(&mut self, kind: KeptState, taken: &[usize]) -> Option<usize> {
         let first = self.first_checkpoint();
-        let unused = self.checkpoints.iter().enumerate();
-        let unused = unused.filter(|(at, own)| own.users == 0 && !taken.contains(&(first + at)));
+        let is_taken = |at: usize| taken.contains(&(first + at));
+        let holds = |at: usize, own: &Checkpoint| own.prefix.is_some() || own.users > 0 || is_taken(at);
+        let all = || self.checkpoints.iter().enumerate();
+        let answers = all().filter(|(at, own)| own.answer && holds(*at, own)).count();
+        let only_answers = kind == KeptState::Answer && answers >= self.answers;
+        let unused = all().filter(|(at, own)| own.users == 0 && !is_taken(*at));
+        let unused = unused.filter(|(_, own)| !only_answers || own.answer && own.prefix.is_some());
         let (at, _) = unused.min_by_key(|(_, own)| (own.prefix.is_some(), own.used))?;
-        let prefix = self.checkpoints.get_mut(at).and_then(|own| own.prefix.take());
-        if let Some(prefix) = prefix {
+        let own = self.checkpoints.get_mut(at)?;
+        own.answer = kind == KeptState::Answer;
+        if let Some(prefix) = own.prefix.take() {
             self.findable.remove(&prefix);
         }
         Some(first + at)
@@ -144,6 +167,10 @@ impl StateRows {
                 return Err(format!("checkpoint {at} cannot be found"));
             }
         }
+        let answers = self.checkpoints.iter().filter(|own| own.answer && own.prefix.is_some()).count();
+        if answers > self.answers {
+            return Err(format!("{answers} checkpoints are of answers, {} may be", self.answers));
+        }
         let known = self.checkpoints.iter().filter(|checkpoint| checkpoint.prefix.is_some()).count();
         if known != self.findable.len() {
             return Err(format!("{} checkpoints are found, {known} are there", self.findable.len()));
@@ -171,7 +198,7 @@ mod tests {
     fn any_history_gives_every_sequence_its_own_state() {
         for seed in 0..60 {
             let mut rng = Rng::new(seed);
-            let (lanes, checkpoints) = (rng.range(1, 5), rng.below(4));
+            let (lanes, checkpoints) = (rng.range(1, 5), rng.below(7));
             let mut rows = StateRows::new(lanes, checkpoints);
             let mut contents: Vec<Vec<u64>> = vec![Vec::new(); 1 + 2 * lanes + checkpoints];
             let mut texts: Vec<Vec<u64>> = vec![Vec::new(); lanes];
@@ -198,7 +225,8 @@ mod tests {
                         assert_eq!(contents[rows.row(lane)], texts[lane], "seed {seed}");
                         let mut text = texts[lane].clone();
                         text.push(rng.below(2) as u64);
-                        let keeps = rng.chance(0.5).then(|| rows.take(&[])).flatten();
+                        let kind = if rng.chance(0.5) { KeptState::Prompt } else { KeptState::Answer };
+                        let keeps = rng.chance(0.5).then(|| rows.take(kind, &[])).flatten();
                         let to = keeps.unwrap_or_else(|| rows.other_row(lane));
                         assert!(to != 0 && to != rows.row(lane), "seed {seed}");
                         contents[to] = text.clone();
@@ -218,5 +246,33 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn answers_leave_each_lane_a_checkpoint_for_its_prompt() {
+        let prefix = |number: u64| PagePool::root(number);
+        let mut rows = StateRows::new(2, 3);
+        let mut keep = |kind: KeptState, number: u64| {
+            let row = rows.take(kind, &[]);
+            if let Some(row) = row {
+                rows.set(0, row);
+                assert!(rows.publish(0, prefix(number)));
+                // The lane goes on in a row of its own.
+                rows.set(0, rows.other_row(0));
+            }
+            rows.check().unwrap();
+            [1, 2, 3, 4, 5, 6].map(|number| rows.has(prefix(number)))
+        };
+        keep(KeptState::Prompt, 1);
+        keep(KeptState::Answer, 2);
+        assert_eq!(keep(KeptState::Prompt, 3), [true, true, true, false, false, false]);
+        assert_eq!(keep(KeptState::Answer, 4), [true, false, true, true, false, false]);
+        // A prompt takes the one that was not used for the longest time.
+        assert_eq!(keep(KeptState::Prompt, 5), [false, false, true, true, true, false]);
+        assert_eq!(keep(KeptState::Answer, 6), [false, false, true, false, true, true]);
+        // Without room for answers none is kept.
+        let mut rows = StateRows::new(2, 2);
+        assert!(rows.take(KeptState::Answer, &[]).is_none());
+        assert!(rows.take(KeptState::Prompt, &[]).is_some());
     }
 }

@@ -47,7 +47,7 @@ impl WindowPool {
     /// The pages that an engine of these options has for window layers; `None` if they have none of their own.
     pub(super) fn new(options: &EngineOptions, hyper: &Hyperparameters) -> Option<WindowPool> {
         let pool = PagePool::new(SCRAP_PAGES, options.window_pages(hyper)?);
-        Some(WindowPool { pool, span: hyper.window_span()? })
+        Some(WindowPool { pool: pool.keeping(options.kept_window_pages(hyper)), span: hyper.window_span()? })
     }
 
     /// The number of the first page that the token at a position sees.
@@ -111,6 +111,12 @@ impl WindowPool {
         if let (Some(page), Some(key)) = (own.get(number), PrefixKey::new(parent, tokens)) {
             self.pool.publish_as(page, key, end);
         }
+    }
+
+    /// Keeps the published pages that a sequence which goes on after `end` tokens of this one needs, longer than others.
+    pub(super) fn keep(&mut self, own: &WindowPages, end: usize) {
+        let numbers = self.first_page(end)..end / PAGE_SLOTS;
+        numbers.filter_map(|number| own.get(number)).for_each(|page| self.pool.keep(page));
     }
 
     /// Gives back the last page of a sequence.

@@ -20,8 +20,10 @@ mod limits;
 mod message;
 mod provenance;
 mod rewrite;
+mod roles;
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use minijinja::syntax::SyntaxConfig;
@@ -34,6 +36,7 @@ pub use self::message::{Message, TemplateArguments, ToolCall};
 use self::limits::{LimitedWriter, MAX_INSTRUCTIONS, MESSAGE_BYTES, MILLISECONDS, TIME_LIMIT};
 use self::provenance::{Marker, Prompt, broken, has_marks, replaced_marks};
 use self::rewrite::MarkText;
+use self::roles::RoleOrder;
 use crate::reasoning::ReasoningFormat;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
@@ -68,6 +71,8 @@ pub struct ChatTemplate {
     marked: Option<(String, String)>,
     /// How the model tells its reasoning from its answer, if the template says.
     reasoning: Option<ReasoningFormat>,
+    /// Which roles may follow each other, once somebody asked.
+    roles: OnceLock<RoleOrder>,
     /// The time that a rendering may take.
     time_limit: Duration,
     /// Why the template of a model file cannot be parsed.
@@ -140,6 +145,7 @@ impl ChatTemplate {
             eos: eos.to_owned(),
             marked,
             reasoning: ReasoningFormat::of_template(&source),
+            roles: OnceLock::new(),
             time_limit: TIME_LIMIT,
             defect: None,
         })
@@ -157,6 +163,7 @@ impl ChatTemplate {
                 eos: String::new(),
                 marked: None,
                 reasoning: None,
+                roles: OnceLock::new(),
                 time_limit: TIME_LIMIT,
                 defect: Some(reason),
             })),

@@ -11,6 +11,7 @@ use super::literal::{LiteralMatch, begins_with};
 use super::python::{self, PythonText};
 use super::tagged;
 use super::tool::Tool;
+use super::value_end::value_end;
 
 /// How far a call was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -415,12 +416,23 @@ impl CallReader {
                 let spaces = between.get(between.trim_end().len()..).unwrap_or_default();
                 let begin = value.strip_prefix(spaces).unwrap_or(value);
                 let core = close.trim();
-                let Some(end) = begin.find(core) else { return self.wait(Part::Parameter) };
-                let text = begin.get(..end).unwrap_or_default();
-                let spaces = close.get(..close.len() - close.trim_start().len()).unwrap_or_default();
-                let text = text.strip_suffix(spaces).unwrap_or(text);
                 let key = key.trim().to_owned();
                 let tool = tools.iter().find(|tool| Some(&tool.name) == self.name.as_ref());
+                let spaces = close.get(..close.len() - close.trim_start().len()).unwrap_or_default();
+                let value_before = |end: usize| {
+                    let text = begin.get(..end).unwrap_or_default();
+                    text.strip_suffix(spaces).unwrap_or(text)
+                };
+                let begins_json = || match json_between {
+                    Some(_) => is_json,
+                    None => {
+                        tagged::begins_json(tool, &key, value_before(begin.find(core).unwrap_or(0)), begin)
+                    }
+                };
+                let Some(end) = value_end(begin, core, ended, begins_json) else {
+                    return self.wait(Part::Parameter);
+                };
+                let text = value_before(end);
                 let value = match json_between {
                     Some(_) if is_json => tagged::json(text),
                     Some(_) => Value::from(text).to_string(),

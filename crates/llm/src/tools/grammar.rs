@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::format::{CallSyntax, ToolFormat};
 use super::tagged::{self, TextRules, ValueForm};
 use super::tool::{Tool, ToolChoice};
+use super::writable::{containing, drop_unwritable, unwritable_name};
 use crate::constraint::json_rule;
 use crate::tokenizer::{TokenType, Tokenizer};
 
@@ -224,6 +225,10 @@ impl GrammarWriter<'_> {
         let is_required = |name: &str| required.is_some_and(|all| all.iter().any(|other| other == name));
         let arguments = format!("arguments_{number}");
         let Some(properties) = properties.filter(|properties| !properties.is_empty()) else {
+            if takes_none(&tool.parameters) {
+                self.rule(&arguments, "\"\"");
+                return Ok(());
+            }
             let any = self.literal(open);
             let (between, value) = (self.literal(between), format!("value_{number}"));
             self.rule(&arguments, &format!("({any} /[A-Za-z0-9_.-]{{1,64}}/ {between} {value})*"));
@@ -235,9 +240,20 @@ impl GrammarWriter<'_> {
             let value = format!("value_{number}_{place}");
             let before =
                 [between, json_between].map(|between| self.literal(&format!("{open}{name}{between}")));
-            let forms = tagged::forms(schema, tool);
+            let mut forms = tagged::forms(schema, tool);
             if let Some(reason) = unenforced(&forms).filter(|_| tool.strict) {
                 return Err(format!("{} of {}: {reason}", name, tool.name));
+            }
+            let name_reason = unwritable_name(name, self.format, self.tokenizer);
+            let has_name = name_reason.is_none();
+            if let Some(reason) = name_reason.or_else(|| drop_unwritable(&mut forms, close)) {
+                let is_left = has_name && !forms.is_empty();
+                if tool.strict || !is_left && is_required(name) {
+                    return Err(format!("{name:?} of {}: {reason}", tool.name));
+                }
+                if !is_left {
+                    continue;
+                }
             }
             let ways = self.values(&value, &forms, close, between == json_between)?;
             let ways: Vec<String> = match &before {
@@ -253,7 +269,8 @@ impl GrammarWriter<'_> {
             let optional = if is_required(name) { "" } else { "?" };
             all.push(format!("({}){optional}", ways.join(" | ")));
         }
-        self.rule(&arguments, &all.join(" "));
+        let body = if all.is_empty() { "\"\"".to_owned() } else { all.join(" ") };
+        self.rule(&arguments, &body);
         Ok(())
     }
 
@@ -307,8 +324,7 @@ impl GrammarWriter<'_> {
         let empty = serde_json::Map::new();
         let properties = tool.parameters.get("properties").and_then(Value::as_object).unwrap_or(&empty);
         if properties.is_empty() {
-            let takes_none = tool.parameters.get("additionalProperties") == Some(&Value::Bool(false));
-            if takes_none {
+            if takes_none(&tool.parameters) {
                 self.rule(&arguments, "\"\"");
                 return Ok(());
             }
@@ -373,6 +389,11 @@ impl GrammarWriter<'_> {
         let space = close.get(..before).filter(|_| is_bounded).unwrap_or_default();
         let space = regex_to_lark(&regex::escape(space), "");
         let unlike_json = if beside_json { r" & ~/[ \t\r\n]*[\[{](?s:.*)/" } else { "" };
+        // A tag that is a token can be spelled in a text, and a text by a rule could go on after a tag: the parser takes the first one.
+        let without_tag = match is_token || is_bounded {
+            true => format!(" & ~/{}/", containing(close.trim())),
+            false => String::new(),
+        };
         let terminal = name.to_uppercase();
         let free = TextRules::default();
         let (rules, texts) = if is_bounded { (rules, texts) } else { (&[&free][..], &[][..]) };
@@ -381,7 +402,7 @@ impl GrammarWriter<'_> {
             // A terminal before a token is not empty.
             let least = if is_token { rules.least.max(1) } else { rules.least };
             let most = rules.most.map_or(String::new(), |most| most.to_string());
-            let mut body = format!("/(?s:.{{{least},{most}}}){space}/{unlike_json}");
+            let mut body = format!("/(?s:.{{{least},{most}}}){space}/{unlike_json}{without_tag}");
             for expression in &rules.expressions {
                 let _ = write!(body, " & /(?:{}){space}/", regex_to_lark(expression, "dw"));
             }
@@ -439,6 +460,14 @@ impl GrammarWriter<'_> {
 /// A literal of Lark, which is one of JSON.
 fn quoted(text: &str) -> String {
     json!(text).to_string()
+}
+
+/// Whether the schema of a tool without listed properties says that there are none.
+fn takes_none(parameters: &Value) -> bool {
+    match parameters.get("additionalProperties") {
+        Some(more) => *more == Value::Bool(false),
+        None => parameters.get("properties").is_some(),
+    }
 }
 
 /// Why something that a schema says of a text is not enforced, if that is so.

@@ -37,6 +37,9 @@ mod python;
 mod tagged;
 mod text_patterns;
 mod tool;
+mod value_end;
+#[cfg(feature = "constraint")]
+mod writable;
 
 pub use format::{CallSyntax, TemplateSupport, ToolFormat};
 #[cfg(feature = "constraint")]

@@ -95,7 +95,6 @@ pub(super) enum ValueForm {
 
 impl ValueForm {
     /// Whether it is JSON of a value without parts, which is told from a text by reading it.
-    #[cfg(feature = "constraint")]
     pub(super) fn is_scalar(&self) -> bool {
         let ValueForm::Json(schema) = self else { return false };
         let is_plain = |value: &Value| !value.is_object() && !value.is_array();
@@ -236,6 +235,19 @@ pub(super) fn value(tool: Option<&Tool>, name: &str, text: &str) -> String {
         value => takes_json && (!takes_text || forms.iter().any(|form| form.accepts(value))),
     };
     if is_json { json } else { as_it_is(text) }
+}
+
+/// Whether a value that begins as JSON does is JSON for the schema of its parameter; `text` is what it would be otherwise.
+pub(super) fn begins_json(tool: Option<&Tool>, name: &str, text: &str, begin: &str) -> bool {
+    let known = tool.and_then(|tool| Some(forms(tool.parameter(name)?, tool)));
+    // Any text may be the value of a parameter that is not known.
+    let Some(forms) = known else { return false };
+    if forms.contains(&ValueForm::Exact(text.to_owned())) {
+        return false;
+    }
+    let takes_text = forms.iter().any(|form| matches!(form, ValueForm::Text(_)));
+    let takes_parts = forms.iter().any(|form| matches!(form, ValueForm::Json(_)) && !form.is_scalar());
+    takes_parts && (!takes_text || begin.trim_start().starts_with(['{', '[']))
 }
 
 fn as_it_is(text: &str) -> String {

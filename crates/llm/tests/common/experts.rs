@@ -33,6 +33,8 @@ pub struct ExpertRecipe {
     pub scale: f32,
     pub groups: usize,
     pub groups_used: usize,
+    /// The largest scores of a group that are added.
+    pub group_scores: usize,
     pub selection_bias: bool,
     pub biases: bool,
     pub layout: Layout,
@@ -59,6 +61,7 @@ impl ExpertRecipe {
             scale: 1.0,
             groups: 1,
             groups_used: 1,
+            group_scores: 2,
             selection_bias: false,
             biases: false,
             layout: Layout::Stacked,
@@ -292,6 +295,15 @@ fn deepseek(glm: ExpertRecipe) -> Vec<(&'static str, Recipe)> {
         ..Recipe::new("deepseek2")
     };
     let grouped = ExpertRecipe { count: 12, used: 3, groups: 4, groups_used: 2, ..glm };
+    // DeepSeek V2: no selection bias, and the score of a group is its largest.
+    let greedy = ExpertRecipe {
+        group_scores: 1,
+        selection_bias: false,
+        gating: 1,
+        normalize: false,
+        scale: 4.0,
+        ..grouped
+    };
     let yarn = Scaling::Yarn { factor: 32.0, original: 64 };
     let mut all = vec![
         ("absorbed", plain.clone()),
@@ -300,6 +312,7 @@ fn deepseek(glm: ExpertRecipe) -> Vec<(&'static str, Recipe)> {
             Recipe { latent: Some(LatentRecipe { query_rank: None, ..latent }), ..plain.clone() },
         ),
         ("groups", Recipe { experts: Some(grouped), ..plain.clone() }),
+        ("groups by softmax", Recipe { experts: Some(greedy), ..plain.clone() }),
         (
             "YaRN",
             Recipe {
@@ -310,7 +323,7 @@ fn deepseek(glm: ExpertRecipe) -> Vec<(&'static str, Recipe)> {
         ),
     ];
     for (name, recipe) in
-        [("keys and values of one matrix", plain.clone()), ("the same, with YaRN", all[3].1.clone())]
+        [("keys and values of one matrix", plain.clone()), ("the same, with YaRN", all[4].1.clone())]
     {
         let latent = recipe.latent.map(|latent| LatentRecipe { separate: false, ..latent });
         all.push((name, Recipe { latent, ..recipe }));

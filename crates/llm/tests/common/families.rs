@@ -36,6 +36,12 @@ impl Recipe {
         ]
     }
 
+    /// A model whose first layers cut their gates, so that few neurons are active there: Gemma 3n's.
+    pub fn with_cut_gates() -> Recipe {
+        let cut = Recipe::families().into_iter().find(|recipe| recipe.streams.is_some()).unwrap();
+        Recipe { transposed: true, ..cut }
+    }
+
     /// A small model of each architecture that is not Llama's with other biases and norms.
     pub fn families() -> Vec<Recipe> {
         let gemma = |architecture| Recipe {

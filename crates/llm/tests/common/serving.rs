@@ -6,8 +6,8 @@ use std::sync::Arc;
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::sampling::SamplingOptions;
-use quadriga_llm::serving::{Batcher, BatcherOptions, Event, Request, RequestId};
-use quadriga_llm::{EngineOptions, Finish, Generator, GeneratorOptions, Model, RequestOptions};
+use quadriga_llm::serving::{Batcher, BatcherOptions, Event, Request, RequestId, TokenLogprobs};
+use quadriga_llm::{EngineOptions, Finish, Generator, GeneratorOptions, Model, Pooling, RequestOptions};
 use quadriga_runtime::{Backend, Scheduler};
 
 use super::{Recipe, cpu};
@@ -109,6 +109,8 @@ pub fn options(sequences: usize, pages: usize) -> BatcherOptions {
 #[derive(Default)]
 pub struct Answers {
     pub answers: HashMap<RequestId, Answer>,
+    pub of_prompts: HashMap<RequestId, Vec<TokenLogprobs>>,
+    pub vectors: HashMap<RequestId, Vec<f32>>,
     pub failed: Vec<RequestId>,
 }
 
@@ -130,13 +132,90 @@ impl Answers {
                     println!("{id:?} failed: {error}");
                     self.failed.push(id);
                 }
-                Event::Prompt { .. } | Event::Progress { .. } | Event::Embedding { .. } => {}
+                Event::Prompt { logprobs } => {
+                    assert!(self.of_prompts.insert(id, logprobs).is_none(), "log-probabilities came twice");
+                }
+                Event::Embedding { vector } => {
+                    assert!(self.vectors.insert(id, vector).is_none(), "an embedding came twice");
+                }
+                Event::Progress { .. } => {}
             }
         }
     }
 }
 
-/// Submits requests at random times, cancels some, and compares all that are answered.
+/// What a request of a stream is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wish {
+    Answer,
+    /// An answer, and the log-probabilities of the prompt.
+    Logprobs,
+    Embedding(Pooling),
+}
+
+/// A request of a stream: the number of its spec, and what it is for.
+type Asked = (usize, Wish);
+
+impl Wish {
+    fn of(self, request: Request) -> Request {
+        match self {
+            Wish::Answer => request,
+            Wish::Logprobs => Request { prompt_logprobs: Some(2), ..request },
+            Wish::Embedding(pooling) => Request { embedding: Some(pooling), ..request },
+        }
+    }
+}
+
+/// Log-probabilities and embeddings of requests, each computed alone.
+struct Alone<'m> {
+    model: &'m Model,
+    options: BatcherOptions,
+    known: Vec<(Asked, Answers)>,
+}
+
+impl Alone<'_> {
+    fn check(
+        &mut self,
+        seed: u64,
+        asked: Asked,
+        spec: &Spec,
+        found: (Option<Vec<TokenLogprobs>>, Option<Vec<f32>>),
+    ) {
+        if asked.1 == Wish::Answer {
+            assert_eq!(found, (None, None), "seed {seed}, {asked:?}");
+            return;
+        }
+        if !self.known.iter().any(|(known, _)| *known == asked) {
+            let mut batcher = batcher(self.model, cpu(1), self.options.clone());
+            batcher.submit(Request { max_tokens: Some(1), ..asked.1.of(spec.request()) }).unwrap();
+            let mut answers = Answers::default();
+            while batcher.is_busy() {
+                answers.add(batcher.step());
+            }
+            assert_no_failures(&batcher);
+            self.known.push((asked, answers));
+        }
+        let (_, wanted) = self.known.iter().find(|(known, _)| *known == asked).unwrap();
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-4;
+        let wanted_logprobs = wanted.of_prompts.values().next().map(Vec::as_slice).unwrap_or_default();
+        let found_logprobs = found.0.unwrap_or_default();
+        assert_eq!(found_logprobs.len(), wanted_logprobs.len(), "seed {seed}, {asked:?}");
+        assert!(
+            found_logprobs.iter().zip(wanted_logprobs).all(|(a, b)| near(a.logprob, b.logprob)),
+            "seed {seed}, {asked:?}"
+        );
+        let wanted_vector = wanted.vectors.values().next().map(Vec::as_slice).unwrap_or_default();
+        let found_vector = found.1.unwrap_or_default();
+        assert_eq!(found_vector.len(), wanted_vector.len(), "seed {seed}, {asked:?}");
+        assert!(
+            found_vector.iter().zip(wanted_vector).all(|(a, b)| near((*a).into(), (*b).into())),
+            "seed {seed}, {asked:?}"
+        );
+    }
+}
+
+/// Submits requests at random times, some for several answers, log-probabilities of the prompt or an embedding; cancels some, and
+/// compares all that are answered.
 pub fn random_stream(
     model: &Model,
     options: BatcherOptions,
@@ -185,32 +264,71 @@ fn serve_stream(
     stream_through(batcher(model, backend, options), seed, (specs, wanted), before_step)
 }
 
+/// Nothing failed that a batcher tries again: otherwise a step that a device refuses, by its happens-before checker or for want of
+/// memory, would show in no answer.
+#[track_caller]
+pub fn assert_no_failures(batcher: &Batcher) {
+    let state = batcher.state();
+    let failures = (state.failed_steps, state.failed_page_moves, state.failed_guesses);
+    assert_eq!(failures, (0, 0, 0), "failed steps, moves of pages, guesses of the draft model");
+}
+
 /// The same through a batcher that is there.
 pub fn stream_through(
+    batcher: Batcher,
+    seed: u64,
+    requests: (&[Spec], &[Answer]),
+    before_step: &mut dyn FnMut(&mut Rng),
+) -> Batcher {
+    let batcher = faulty_stream_through(batcher, seed, requests, before_step);
+    assert_no_failures(&batcher);
+    batcher
+}
+
+/// The same where devices fail now and then.
+pub fn faulty_stream_through(
     mut batcher: Batcher,
     seed: u64,
     (specs, wanted): (&[Spec], &[Answer]),
     before_step: &mut dyn FnMut(&mut Rng),
 ) -> Batcher {
     let mut rng = Rng::new(!seed);
+    let model = batcher.model().clone();
+    // Ranks and stages compute what one batcher computes alone, but only in company.
+    let is_whole = model.ranks().is_none();
+    let options = batcher.options().clone();
     let mut answers = Answers::default();
-    let mut ids: HashMap<RequestId, usize> = HashMap::new();
+    let mut ids: HashMap<RequestId, Asked> = HashMap::new();
+    let mut leaders = Vec::new();
     let mut cancelled = Vec::new();
     let mut next = 0;
     for _ in 0..100_000 {
         while next < specs.len() && rng.chance(0.4) {
-            let request = Request {
-                priority: rng.below(2) as i32,
-                client: rng.below(3) as u64,
-                ..specs[next].request()
-            };
-            ids.insert(batcher.submit(request).unwrap(), next);
+            let (priority, client, salt) =
+                (rng.below(2) as i32, rng.below(3) as u64, rng.below(5) as u64 / 4);
+            let request = || Request { priority, client, salt, ..specs[next].request() };
+            let wish = if is_whole && rng.chance(0.2) { Wish::Logprobs } else { Wish::Answer };
+            if rng.chance(0.2) {
+                // Several answers to one prompt, of the same seed.
+                let requests = (0..rng.range(2, 4)).map(|_| request()).collect();
+                let choices = batcher.submit_choices(requests).unwrap();
+                leaders.push(choices[0]);
+                ids.extend(choices.into_iter().map(|id| (id, (next, Wish::Answer))));
+            } else {
+                ids.insert(batcher.submit(wish.of(request())).unwrap(), (next, wish));
+            }
+            if is_whole && rng.chance(0.15) {
+                let wish = Wish::Embedding([Pooling::Mean, Pooling::Last, Pooling::Cls][rng.below(3)]);
+                ids.insert(batcher.submit(wish.of(request())).unwrap(), (next, wish));
+            }
             next += 1;
         }
         if rng.chance(0.02) && !ids.is_empty() {
             let mut all: Vec<RequestId> = ids.keys().copied().collect();
             all.sort_unstable();
-            let id = all[rng.below(all.len())];
+            // Now and then the one whose prompt others wait for.
+            let leader = leaders.last().copied().filter(|_| rng.chance(0.5));
+            let id = leader.unwrap_or(all[rng.below(all.len())]);
             if batcher.cancel(id) {
                 cancelled.push(id);
             }
@@ -224,8 +342,17 @@ pub fn stream_through(
     }
     assert!(!batcher.is_busy(), "seed {seed}: {:?}", batcher.state());
     assert_eq!(answers.failed, [], "seed {seed}");
-    for (id, index) in ids {
+    let options = BatcherOptions { lookup: 0, draft: 0, cache_ram: 0, cache_file: None, ..options };
+    let mut alone = Alone { model: &model, options, known: Vec::new() };
+    for (id, (index, wish)) in ids {
         let found = answers.answers.remove(&id).unwrap_or_default();
+        if !cancelled.contains(&id) {
+            let extras = (answers.of_prompts.remove(&id), answers.vectors.remove(&id));
+            alone.check(seed, (index, wish), &specs[index], extras);
+        }
+        if matches!(wish, Wish::Embedding(_)) {
+            continue;
+        }
         if cancelled.contains(&id) {
             assert!(
                 wanted[index].tokens.starts_with(&found.tokens),
@@ -254,5 +381,6 @@ pub fn answer(batcher: &mut Batcher, spec: &Spec) -> (Answer, usize) {
         answers.add(events);
         batcher.check().unwrap();
     }
+    assert_no_failures(batcher);
     (answers.answers.remove(&id).unwrap(), cached)
 }

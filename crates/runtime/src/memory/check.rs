@@ -282,7 +282,8 @@ impl Checker<'_> {
             let inside = tensor.offset().checked_add(tensor.bytes()).is_some_and(|end| end <= source_end);
             let put = match storage_location {
                 TensorLocation::Arena { backend, chunk, offset } => {
-                    TensorLocation::Arena { backend, chunk, offset: offset + tensor.offset() as u64 }
+                    let offset = offset.saturating_add(tensor.offset() as u64);
+                    TensorLocation::Arena { backend, chunk, offset }
                 }
                 other => other,
             };
@@ -423,7 +424,8 @@ impl Checker<'_> {
             }
             let chunks = self.plan.backends.get(usize::from(backend)).map(|plan| &plan.chunks);
             let size = chunks.and_then(|chunks| chunks.get(chunk as usize)).copied();
-            if size.is_none() || offset.checked_add(*bytes) > size {
+            let end = offset.checked_add(*bytes);
+            if end.is_none_or(|end| size.is_none_or(|size| end > size)) {
                 let (what, size) = (name.clone(), size.unwrap_or(0));
                 return Err(PlanViolation::OutOfBounds { what, chunk, offset, bytes: *bytes, size });
             }

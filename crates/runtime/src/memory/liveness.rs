@@ -135,10 +135,8 @@ impl StorageUses {
                 return Err(MemoryError::Step { what: request.graph.name(hold.tensor), step: hold.until });
             }
             self.held[index] = true;
-            let last = &mut self.last[flow.storage[index].index()];
-            last.at(hold.until);
-            // A hold in the last step rules out in-place reuse by a node of that step.
-            last.tied |= last.end == hold.until + 1;
+            // A node that uses the storage in the hold's step is tied with it.
+            self.last[flow.storage[index].index()].at(hold.until);
             self.horizon = self.horizon.max(hold.until + 1);
         }
         for (index, extra) in request.extras.iter().enumerate() {

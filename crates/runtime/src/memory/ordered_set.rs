@@ -129,7 +129,11 @@ impl OrderedSet {
         let mut at = self.at_least((0, 0));
         while let Some(key) = at {
             visit(key);
-            at = self.at_least((key.0, key.1.saturating_add(1))).filter(|next| *next > key);
+            let next = match key.1.checked_add(1) {
+                Some(low) => Some((key.0, low)),
+                None => key.0.checked_add(1).map(|high| (high, 0)),
+            };
+            at = next.and_then(|next| self.at_least(next));
         }
     }
 
@@ -192,6 +196,42 @@ mod tests {
     use super::OrderedSet;
     use quadriga_conformance::Rng;
     use std::collections::BTreeSet;
+
+    /// The most nodes from a node down.
+    fn depth(set: &OrderedSet, at: u32) -> usize {
+        let Some(node) = set.nodes.get(at as usize) else { return 0 };
+        1 + depth(set, node.left).max(depth(set, node.right))
+    }
+
+    #[test]
+    fn the_tree_stays_shallow() {
+        let mut set = OrderedSet::default();
+        let (count, shallow) = (4096, 48);
+        (0..count).for_each(|key| set.insert((key, 0)));
+        assert!(depth(&set, set.root) < shallow, "ascending keys: {}", depth(&set, set.root));
+        // Every second node is removed, then added again.
+        for round in 0..8 {
+            (0..count).step_by(2).for_each(|key| assert!(set.remove((key, 0))));
+            assert!(depth(&set, set.root) < shallow, "removed, {round}: {}", depth(&set, set.root));
+            (0..count).rev().step_by(2).for_each(|key| set.insert((key - 1, 0)));
+            assert!(depth(&set, set.root) < shallow, "added, {round}: {}", depth(&set, set.root));
+        }
+        let mut listed = 0;
+        set.for_each(|key| {
+            assert_eq!(key, (listed, 0));
+            listed += 1;
+        });
+        assert_eq!(listed, count);
+    }
+
+    #[test]
+    fn the_largest_numbers_are_keys_like_others() {
+        let keys = [(0, u64::MAX), (1, 0), (u64::MAX, u64::MAX)];
+        let (mut set, mut listed) = (OrderedSet::default(), Vec::new());
+        keys.into_iter().for_each(|key| set.insert(key));
+        set.for_each(|key| listed.push(key));
+        assert_eq!(listed, keys);
+    }
 
     #[test]
     fn behaves_like_the_standard_ordered_set() {

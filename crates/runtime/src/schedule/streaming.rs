@@ -14,12 +14,14 @@
 use quadriga_graph::{Graph, NodeId, Op, TensorId, TensorKind};
 
 use super::placement::{NO_BACKEND, Placements, Reason};
+use crate::ExpertRows;
 use crate::flow::Flow;
 
 /// When host-resident weights are streamed to a device for a run.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct WeightStreaming {
-    /// The least number of operations per byte that has to be copied; for the matrices of experts a quarter of it.
+    /// The least number of operations per byte that has to be copied; those with few rows for each expert's matrix count
+    /// [up to four times](ExpertRows::host_slowness).
     pub operations_per_byte: u64,
     /// The least number of operations of all such nodes of a graph together: a smaller run is short anyway.
     pub min_operations: u64,
@@ -78,8 +80,8 @@ pub(crate) fn stream_weights(
         let bytes = if streamed[0] == streamed[1] { one } else { one.saturating_add(other) };
         let bytes = used_bytes(graph, producer.node, bytes);
         let operations = operations(graph, producer.node);
-        let weighted = operations.saturating_mul(host_slowness(graph, producer.node));
-        if weighted >= bytes.saturating_mul(streaming.operations_per_byte) {
+        let slowness = ExpertRows::of(graph, producer.node).map_or(1.0, ExpertRows::host_slowness);
+        if operations as f64 * slowness >= bytes.saturating_mul(streaming.operations_per_byte) as f64 {
             candidates.push(StreamingCandidate { storage: producer.storage, streamed, operations });
         }
     }
@@ -142,20 +144,10 @@ fn streamed_inputs(graph: &Graph, node: NodeId) -> Option<[TensorId; 2]> {
     }
 }
 
-/// How many times as long as for another matmul a host takes for an operation of a node. It multiplies few rows with each
-/// expert's matrix, so that it waits for memory more and uses its matrix units less: about a quarter of its rate is left.
-fn host_slowness(graph: &Graph, node: NodeId) -> u64 {
-    if *graph[node].op() == Op::MulMatId { 4 } else { 1 }
-}
-
 /// About how many bytes a node reads of the `bytes` of its streamed inputs: of experts, those that so many tokens use if all
 /// experts are equally likely.
 fn used_bytes(graph: &Graph, node: NodeId, bytes: u64) -> u64 {
-    let (Op::MulMatId, [weight, _, ids]) = (graph[node].op(), graph.inputs(node)) else { return bytes };
-    let experts = graph[*weight].dims4()[1].max(1) as f64;
-    let [.., tokens, used] = graph[*ids].dims4();
-    let unused = (1.0 - used as f64 / experts).max(0.0).powf(tokens as f64);
-    (bytes as f64 * (1.0 - unused)) as u64
+    ExpertRows::of(graph, node).map_or(bytes, |rows| (bytes as f64 * rows.share()) as u64)
 }
 
 /// About how many operations such a node takes: a multiplication and an addition for each pair of elements.

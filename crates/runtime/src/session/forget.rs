@@ -2,7 +2,7 @@
 
 use quadriga_graph::Graph;
 
-use super::plan_cache::PlanKey;
+use super::plan_key::PlanKey;
 use super::plan_limits::{PlanLimits, PlanUsage};
 use super::session::Session;
 use crate::RuntimeError;

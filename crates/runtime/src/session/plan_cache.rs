@@ -1,37 +1,13 @@
 //! The plans of a session, found by the caller's key or by the graph itself.
 
-use quadriga_graph::{Fingerprint, Graph, TensorKind};
+use quadriga_graph::{Fingerprint, Graph, TensorId, TensorKind};
 use rustc_hash::FxHashMap;
 
+use super::plan_key::PlanKey;
 use super::plan_limits::{PlanLimits, PlanUsage};
 use super::prepared::PreparedPlan;
 use crate::RuntimeError;
 use crate::weights::same_bytes;
-
-/// The caller's key of a graph: a few numbers, such as tokens in the batch and length of the KV cache.
-///
-/// A key stands for one graph of a session, with its weights: if a session runs several models, their keys must differ.
-/// Where [`Scheduler::check_plans`](crate::Scheduler::check_plans) is on, a session checks that.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
-pub struct PlanKey(pub [u64; 4]);
-
-impl From<u64> for PlanKey {
-    fn from(a: u64) -> PlanKey {
-        PlanKey([a, 0, 0, 0])
-    }
-}
-
-impl From<(usize, usize)> for PlanKey {
-    fn from((a, b): (usize, usize)) -> PlanKey {
-        PlanKey([a as u64, b as u64, 0, 0])
-    }
-}
-
-impl From<(usize, usize, usize)> for PlanKey {
-    fn from((a, b, c): (usize, usize, usize)) -> PlanKey {
-        PlanKey([a as u64, b as u64, c as u64, 0])
-    }
-}
 
 /// All plans of a session. They are named by their number here, which is given to another plan once they are removed.
 #[derive(Default)]
@@ -119,8 +95,40 @@ impl PlanCache {
     pub(crate) fn check_key(&self, key: PlanKey, plan: usize, graph: &Graph) -> Result<(), RuntimeError> {
         match difference(self.get(plan)?.plan.graph(), graph) {
             None => Ok(()),
-            Some(difference) => Err(RuntimeError::OtherGraphOfKey { key: key.0, difference }),
+            Some(difference) => Err(RuntimeError::OtherGraphOfKey { key: key.numbers, difference }),
         }
+    }
+
+    /// An error if a plan of the key's model has a weight of the same name, type and shape as the graph, with other bytes: then they
+    /// are two models. Each weight is compared with one plan that has it.
+    pub(crate) fn check_model(&self, key: PlanKey, graph: &Graph) -> Result<(), RuntimeError> {
+        if key.model.is_none() {
+            return Ok(());
+        }
+        let mut unknown: Vec<TensorId> = graph.of_kind(TensorKind::Weight).collect();
+        for (_, plan) in self.by_key.iter().filter(|(other, _)| other.model == key.model) {
+            if unknown.is_empty() {
+                break;
+            }
+            let known = self.get(*plan)?.plan.graph();
+            let mut differs = None;
+            unknown.retain(|id| {
+                let (Some(name), Some(data)) = (graph.leaf_name(*id), graph.data(*id)) else { return false };
+                let Some(other) = known.leaf(name) else { return true };
+                let alike =
+                    (known[other].dtype(), known[other].shape()) == (graph[*id].dtype(), graph[*id].shape());
+                let Some(other) = known.data(other).filter(|_| alike) else { return true };
+                if !same_bytes(data, other) {
+                    differs = Some(*id);
+                }
+                false
+            });
+            if let Some(id) = differs {
+                let difference = format!("{} has other bytes", graph.name(id));
+                return Err(RuntimeError::OtherModel { key: key.numbers, difference });
+            }
+        }
+        Ok(())
     }
 
     /// Adds a plan; its number.

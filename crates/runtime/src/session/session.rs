@@ -10,7 +10,8 @@ use super::lane::Lane;
 use super::memory::SessionMemory;
 use super::outputs::find;
 use super::pending_read::{PendingRead, PendingReads};
-use super::plan_cache::{PlanCache, PlanKey};
+use super::plan_cache::PlanCache;
+use super::plan_key::PlanKey;
 use super::prepared::PreparedPlan;
 use super::slice_uploads::SliceUploads;
 use super::tensor_ref::TensorRef;
@@ -31,7 +32,7 @@ use crate::{Backend, RuntimeError};
 ///
 /// ```
 /// use quadriga_graph::{BuildError, DType, Graph, GraphBuilder};
-/// use quadriga_runtime::{Scheduler, Session};
+/// use quadriga_runtime::{ModelId, PlanKey, Scheduler, Session};
 ///
 /// fn sum(rows: usize) -> Result<Graph, BuildError> {
 ///     let g = GraphBuilder::new();
@@ -41,8 +42,10 @@ use crate::{Backend, RuntimeError};
 /// }
 ///
 /// let mut session = Session::new(&Scheduler::new(quadriga_cpu::Backend::new()?))?;
+/// let model = ModelId::new();
 /// for rows in [1, 3, 1] {
-///     session.prepare(rows as u64, || sum(rows))?; // built, planned and compiled once for each key
+///     let key = PlanKey::of(&model, [rows as u64, 0, 0, 0]);
+///     session.prepare(key, || sum(rows))?; // built, planned and compiled once for each key
 ///     session.run(&[("x", &vec![1.5f32; 2 * rows])])?;
 ///     assert_eq!(session.read::<f32>("y")?, vec![3.0; rows]);
 /// }
@@ -103,9 +106,11 @@ impl Session {
     }
 
     /// Makes the graph with this key the current one. The first time it is built, planned and compiled; afterwards it is
-    /// found by the key: `build` is not called, and nothing is allocated, unless the graph was forgotten meanwhile. A key
-    /// stands for one graph with its weights: with [`Scheduler::check_plans`] the graph is built each time, and another
-    /// one is an error.
+    /// found by the key, and nothing is planned or compiled unless the graph was forgotten meanwhile. With a key [of a
+    /// model](PlanKey::of), `build` is not called then, and nothing is allocated. Numbers alone do not say which weights the graph has:
+    /// it is built each time, as it is with [`Scheduler::check_plans`], and another graph than the key's is an error.
+    ///
+    /// Graphs of one [`ModelId`](crate::ModelId) have the same weights: one that has a weight with other bytes is an error, too.
     pub fn prepare<E: std::fmt::Display>(
         &mut self,
         key: impl Into<PlanKey>,
@@ -125,12 +130,13 @@ impl Session {
         let key = key.into();
         let built = || build().map_err(|error| RuntimeError::Build(error.to_string()));
         if let Some(plan) = self.plans.by_key(key) {
-            if self.scheduler.checks_plans() {
+            if key.model.is_none() || self.scheduler.checks_plans() {
                 self.plans.check_key(key, plan, &built()?)?;
             }
             return self.select(plan);
         }
         let graph = built()?;
+        self.plans.check_model(key, &graph)?;
         let plan = self.insert_graph(graph, progress)?;
         self.select(plan)?;
         self.plans.set_key(key, plan);
@@ -199,6 +205,15 @@ impl Session {
     /// The backends, in order of preference.
     pub fn backends(&self) -> &[Arc<dyn Backend>] {
         self.scheduler.backends()
+    }
+
+    /// Whether every plan that was used is compiled still. Memory that plans share grows for the largest one, and those from
+    /// before that are compiled again when they are used next, since programs hold addresses.
+    pub fn is_compiled(&self) -> bool {
+        let generation = self.memory.arenas.generation;
+        let current =
+            |plan: &PreparedPlan| plan.compiled.as_ref().is_some_and(|c| c.generation == generation);
+        self.plans.iter().all(current)
     }
 
     /// The session's memory, for tools that look inside.

@@ -253,7 +253,7 @@ impl SessionWeights {
         Ok(())
     }
 
-    /// Loads the bytes of weights that have none yet.
+    /// Loads the bytes of weights that have none yet. A file's bytes that were copied or packed give their memory back.
     fn fill(
         &self,
         pending: &[PendingWeight<'_>],
@@ -264,6 +264,9 @@ impl SessionWeights {
             if let Some(bytes) = bytes {
                 let written = self.store.write_once(weight, *backend, &bytes.bytes());
                 written.map_err(|error| RuntimeError::device(error).at(|| name.clone()))?;
+                if let (WeightSource::Data(data), false) = (bytes, weight.is_mapped()) {
+                    data.release();
+                }
             }
             count.done += *size as u64;
             progress(count);

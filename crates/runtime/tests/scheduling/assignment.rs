@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use quadriga_graph::{DType, Graph, GraphBuilder, NodeId, Op, TensorId, Weight};
+use quadriga_graph::{DType, Graph, GraphBuilder, NodeId, Op, TensorId, Value, Weight};
 use quadriga_runtime::{Backend, Reason, RuntimeError, Scheduler};
 use quadriga_sim::Sim;
 
@@ -169,6 +169,34 @@ fn x13_k6_a_node_that_a_backend_refuses_runs_on_the_next_best() {
     let text = error.to_string();
     assert!(text.contains("blk.0.tanh#1") && text.contains("a: tanh") && text.contains("b: tanh"), "{text}");
     assert!(text.contains("tanh of F32 [4, 8] to F32 [4, 8]"), "{text}");
+}
+
+#[test]
+fn a_storage_is_where_every_node_that_writes_it_is_computed() {
+    let g = GraphBuilder::new();
+    let (x, ids) = (g.input("x", DType::F32, [1, 8]), g.input("ids", DType::I32, [1]));
+    let states = ["s0", "s1", "s2"].map(|name| g.state(name, DType::F32, [4, 8]));
+    let rows = x.repeat([4, 8]);
+    let [s0, s1, s2] = states;
+    let written = [rows.copy_into(s0), s1.set_rows(x, ids), rows.copy_into(s2)];
+    for (name, state) in ["y0", "y1", "y2"].into_iter().zip(written) {
+        g.output(name, state);
+    }
+    let states = states.map(Value::id);
+    let graph = g.finish().unwrap();
+    let plan = Scheduler::new([refusing("a", "set_rows"), host("cpu")]).plan(&graph).unwrap();
+    assert_eq!(states.map(|state| plan.placement(state)), [Some(0), Some(1), Some(0)]);
+    let plan = Scheduler::new([refusing("a", "copy_into"), host("cpu")]).plan(&graph).unwrap();
+    assert_eq!(states.map(|state| plan.placement(state)), [Some(1), Some(0), Some(1)]);
+}
+
+#[test]
+fn pins_of_ids_are_for_the_graph_that_they_were_made_for() {
+    let (first, second) = (chain(4), chain(1));
+    let last = first.outputs()[0].1;
+    let pinned = Scheduler::new(two()).pin_tensor(last, 1).pin_node(first[last].node().unwrap(), 1);
+    let mut session = pinned.plan(&first).unwrap().session().unwrap();
+    session.use_graph(second).expect("the second graph has no such tensor or node");
 }
 
 #[test]

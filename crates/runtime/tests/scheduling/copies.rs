@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use quadriga_graph::{DType, Graph, GraphBuilder, TensorId};
+use quadriga_graph::{DType, Graph, GraphBuilder, TensorId, Weight};
 use quadriga_runtime::{Backend, Plan, Scheduler};
 use quadriga_sim::{FaultPoint, Sim};
 
@@ -130,4 +130,45 @@ fn memory_of_the_host_is_locked_once_for_each_asynchronous_device_that_copies_it
     };
     assert_eq!(locks(device("a"), device("b")), [1, 1]);
     assert_eq!(locks(device("a"), host("b")), [1, 0]);
+}
+
+#[test]
+fn names_of_any_length_name_tensors_copies_and_pins() {
+    let [scope, weight, near, far] =
+        ["blk", "weight", "near", "far"].map(|name| format!("{name}.{}", "µ".repeat((300 - name.len()) / 2)));
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [1, 16]);
+    let inside = g.scope(&scope);
+    let w = g.weight(&weight, Weight::with_data(DType::F32, [16, 16], [0.5f32; 256].as_slice()));
+    let first = g.mul_mat(w, x).named(&near);
+    let second = first.scale(2.0).named(&far);
+    drop(inside);
+    g.output("y", second);
+    let [w, first, second] = [w, first, second].map(|value| value.id());
+    let graph = g.finish().unwrap();
+    let [near, far] = [near, far].map(|name| format!("{scope}.{name}"));
+    let weight = graph.leaf_name(w).unwrap().to_owned();
+    for name in [&near, &far, &weight] {
+        assert!(name.len() >= 300, "{name}");
+    }
+    assert_eq!([graph.name(first), graph.name(second)], [near.clone(), far.clone()]);
+    for backends in [[device("a"), device("b")], [device("a"), host("b")]] {
+        let scheduler = Scheduler::new(backends).pin_name(near.as_str(), 0).pin_name(far.as_str(), 1);
+        let plan = scheduler.plan(&graph).unwrap();
+        let backend = |id: TensorId| plan.decision(graph[id].node().unwrap()).unwrap().backend;
+        assert_eq!([backend(first), backend(second)], [0, 1]);
+        assert_eq!(plan.copy_name(0), format!("b#{near}"));
+        let (data, json) = (format!("{:?}", plan.explain()), plan.to_json());
+        for name in [&near, &far, &weight] {
+            assert!(data.contains(name.as_str()) && json.contains(name.as_str()), "{name}");
+        }
+        let mut session = plan.session().unwrap();
+        session.run(&[("x", &[1.0f32; 16])]).unwrap();
+        assert_eq!(session.read::<f32>("y").unwrap(), [16.0; 16]);
+        assert_eq!(session.tensor(weight.as_str()).unwrap().unwrap().backend.name(), "a");
+        // A name that differs in its last letter only is another one.
+        let mut other = far.clone();
+        other.pop();
+        assert!(!matches!(session.tensor(other.as_str()), Ok(Some(_))));
+    }
 }

@@ -60,7 +60,7 @@ impl Mixture {
                 let best = scores.argmax().reshape([tokens, 1]);
                 best.concat(1, &[best])
             } else {
-                scores.select_experts(SelectExperts { used, groups: 1, groups_used: 1 })
+                scores.select_experts(SelectExperts::ungrouped(used))
             };
             let weights =
                 scores.expert_weights(ids, ExpertWeights { softmax: false, normalize: true, scale: 1.0 });
@@ -237,7 +237,7 @@ fn slices_that_are_selected_for_another_node_are_refused() {
     let x = g.input("x", DType::F32, [3, WIDTH]);
     let one_of = |name: &str, rng: &mut Rng| {
         let router = g.weight(name, Weight::with_data(DType::F32, [6, WIDTH], numbers(rng, 48)));
-        g.mul_mat(router, x).select_experts(SelectExperts { used: 1, groups: 1, groups_used: 1 })
+        g.mul_mat(router, x).select_experts(SelectExperts::ungrouped(1))
     };
     let ids = [one_of("a", &mut rng), one_of("b", &mut rng)];
     for (number, ids) in ids.into_iter().enumerate() {
@@ -409,7 +409,7 @@ fn a_weight_that_two_routers_read_is_copied_whole() {
     let mut sum = x;
     for name in ["one", "two"] {
         let router = g.weight(name, Weight::with_data(DType::F32, [6, WIDTH], numbers(&mut rng, 48)));
-        let ids = g.mul_mat(router, x).select_experts(SelectExperts { used: 1, groups: 1, groups_used: 1 });
+        let ids = g.mul_mat(router, x).select_experts(SelectExperts::ungrouped(1));
         sum = sum.add(w.mul_mat_id(x.reshape([3, 1, WIDTH]), ids).reshape([3, WIDTH]));
     }
     g.output("y", sum);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use quadriga_graph::{DType, Graph, GraphBuilder, Weight};
-use quadriga_runtime::{Backend, BackendError, RuntimeError, Scheduler, Session};
+use quadriga_runtime::{Backend, BackendError, ModelId, PlanKey, RuntimeError, Scheduler, Session};
 use quadriga_sim::{FaultPoint, Sim};
 
 use crate::common::numbers;
@@ -274,8 +274,9 @@ fn x14_sessions_that_compete_for_the_last_memory_keep_what_worked() {
 fn a_known_plan_that_cannot_be_compiled_again_is_kept() {
     let sim = Sim::new("a").device();
     let mut session = Session::new(&Scheduler::new(sim.clone()).check_plans(false)).unwrap();
+    let model = ModelId::new();
     let small = |session: &mut Session, known: bool| {
-        session.prepare(1, || {
+        session.prepare(PlanKey::of(&model, [1, 0, 0, 0]), || {
             assert!(!known, "the graph is kept");
             Ok::<_, RuntimeError>(wide(1))
         })

@@ -10,8 +10,12 @@ mod dependencies;
 mod experts;
 mod explanation;
 mod faults;
+#[path = "../common/hostile_memory.rs"]
+mod hostile_memory;
 mod identical;
 mod in_place;
+#[path = "../common/in_place_operations.rs"]
+mod in_place_operations;
 mod large;
 mod misbehaving;
 mod observing;
@@ -19,6 +23,7 @@ mod overlap;
 mod overlapping_inputs;
 mod pipelining;
 mod places;
+mod ranks;
 mod recorded;
 mod running;
 mod splitting;

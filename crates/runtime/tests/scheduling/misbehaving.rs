@@ -1,8 +1,9 @@
 //! A device that breaks the rules of a backend.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use quadriga_graph::{Graph, NodeId, Tensor};
 use quadriga_runtime::{
@@ -20,6 +21,8 @@ pub(crate) struct Misbehaving {
     panics: Arc<AtomicUsize>,
     /// How often memory of the host was locked for it.
     locks: AtomicUsize,
+    /// The results that it was told to keep, by name, and those that it may leave out.
+    kept: Mutex<[BTreeSet<String>; 2]>,
 }
 
 impl Misbehaving {
@@ -30,6 +33,7 @@ impl Misbehaving {
             asked: AtomicUsize::new(0),
             panics: Arc::default(),
             locks: AtomicUsize::new(0),
+            kept: Mutex::default(),
         }
     }
 
@@ -41,6 +45,11 @@ impl Misbehaving {
     /// How many buffers of the host were locked for it so far.
     pub(crate) fn locks(&self) -> usize {
         self.locks.load(Ordering::Relaxed)
+    }
+
+    /// The results that are needed after the splits that compute them, and those that are not.
+    pub(crate) fn kept(&self) -> [Vec<String>; 2] {
+        self.kept.lock().unwrap().clone().map(|names| names.into_iter().collect())
     }
 
     /// The n-th program from now on panics when it is run.
@@ -84,6 +93,11 @@ impl Backend for Misbehaving {
     }
 
     fn compile(&self, split: &SplitSource<'_>) -> Result<Box<dyn Program>, BackendError> {
+        for node in split.nodes {
+            let output = split.graph[*node].output();
+            let [kept, not_kept] = &mut *self.kept.lock().unwrap();
+            if (split.kept)(output) { kept } else { not_kept }.insert(split.graph.name(output));
+        }
         self.device.compile(split)
     }
 

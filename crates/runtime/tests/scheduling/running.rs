@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use quadriga_graph::{BuildError, DType, Data, Graph, GraphBuilder, Weight};
-use quadriga_runtime::{Detail, Observed, ObservedRun, RuntimeError, Scheduler, Session};
+use quadriga_runtime::{Detail, ModelId, Observed, ObservedRun, PlanKey, RuntimeError, Scheduler, Session};
 use quadriga_sim::{FaultPoint, Sim};
 
 use crate::common::{chain, chain_input, device, host};
@@ -88,17 +88,19 @@ fn graphs_of_a_session_share_weights_state_and_arena_and_are_found_by_key() {
     // With the check, graphs would be built again.
     let mut session = Session::new(&Scheduler::new(a.clone()).check_plans(false)).unwrap();
     let built = AtomicUsize::new(0);
+    let model = ModelId::new();
+    let key = |batch: u64| PlanKey::of(&model, [batch, 0, 0, 0]);
     let build = |batch: usize| {
         built.fetch_add(1, Ordering::Relaxed);
         graph_of_batch(batch)
     };
-    session.prepare((4, 0), || build(4)).unwrap();
+    session.prepare(key(4), || build(4)).unwrap();
     session.run(&[("x", &[1.0f32; 32]), ("ids", &[0, 1, 2, 3])]).unwrap();
     let used = a.used_bytes();
     for round in 0..5 {
-        session.prepare((1, 0), || build(1)).unwrap();
+        session.prepare(key(1), || build(1)).unwrap();
         session.run(&[("x", &[2.0f32; 8]), ("ids", &[7 + round])]).unwrap();
-        session.prepare((4, 0), || build(4)).unwrap();
+        session.prepare(key(4), || build(4)).unwrap();
         session.run(&[("x", &[1.0f32; 32]), ("ids", &[0, 1, 2, 3])]).unwrap();
     }
     assert_eq!(built.load(Ordering::Relaxed), 2);

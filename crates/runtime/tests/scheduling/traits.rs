@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use quadriga_graph::{DType, GraphBuilder, TensorId};
 use quadriga_runtime::{
-    Backend, BackendError, HostMemory, Layout, RankGroups, Region, SplitSource, TensorPlace, Usage,
-    check_range, compute_once,
+    Backend, BackendError, HostMemory, Layout, RankGroups, Region, Scheduler, SplitSource, TensorPlace,
+    Usage, check_range, compute_once,
 };
 use quadriga_sim::{FaultPoint, Sim};
 
 use crate::common::host;
+use crate::hostile_memory::{check_alternating_owner, check_foreign_host_buffer};
+use crate::misbehaving::Misbehaving;
 
 fn region(backend: &dyn Backend, bytes: usize) -> Region {
     Region::new(backend.allocate(bytes, Usage::Compute).unwrap(), 0, bytes).unwrap()
@@ -159,4 +161,41 @@ fn memory_is_allocated_for_one_run_only_if_scratch_memory_is_missing() {
         .unwrap();
         assert_eq!(sim.counts().of(FaultPoint::Allocation) - before, allocations, "{needed} {given:?}");
     }
+}
+
+#[test]
+fn backends_are_told_which_results_are_needed_after_a_split() {
+    let backend = Arc::new(Misbehaving::new(Sim::new("a").build()));
+    let g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, [2, 4]);
+    let first = x.tanh().named("first");
+    let second = first.sqr().named("second");
+    let viewed = second.neg().named("viewed");
+    let there = viewed.silu().named("there");
+    g.output("row", viewed.slice(0, 0, 1));
+    g.output("elsewhere", second.exp().named("elsewhere"));
+    g.output("there", there);
+    let backends: [Arc<dyn Backend>; 2] = [Arc::clone(&backend) as Arc<dyn Backend>, host("cpu")];
+    let here = ["first", "second", "viewed", "there"];
+    let scheduler = Scheduler::new(backends).pin_name("elsewhere", 1);
+    let scheduler = here.into_iter().fold(scheduler, |scheduler, name| scheduler.pin_name(name, 0));
+    let plan = scheduler.plan(g.finish().unwrap()).unwrap();
+    assert_eq!(plan.splits().splits.len(), 2);
+    plan.session().unwrap().run(&[("x", &[0.5f32; 8])]).unwrap();
+    let [kept, not_kept] = backend.kept();
+    assert_eq!(not_kept, ["first"]);
+    assert_eq!(kept, ["second", "there", "viewed"]);
+}
+
+#[test]
+fn an_owner_whose_bytes_change_is_asked_for_them_once() {
+    assert!(check_alternating_owner(&quadriga_cpu::Backend::new().unwrap()));
+    // A simulated device maps nothing: its sessions copy what the host has.
+    assert!(!check_alternating_owner(&*Sim::new("a").build()));
+}
+
+#[test]
+fn the_address_of_a_foreign_buffer_is_never_used() {
+    check_foreign_host_buffer(&*Sim::new("a").build());
+    check_foreign_host_buffer(&*host("host"));
 }

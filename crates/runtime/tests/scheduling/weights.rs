@@ -1,9 +1,10 @@
 //! Weights are identified by their data: models that name their tensors alike do not share them.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use quadriga_graph::{DType, Data, Graph, GraphBuilder, Weight};
-use quadriga_runtime::{Backend, RuntimeError, Scheduler, Session};
+use quadriga_runtime::{Backend, ModelId, PlanKey, RuntimeError, Scheduler, Session};
 use quadriga_sim::{FaultPoint, Sim};
 
 use crate::common::{device, host};
@@ -71,29 +72,71 @@ fn two_models_in_one_session_have_their_own_weights() {
 }
 
 #[test]
-fn a_key_for_two_graphs_is_an_error_where_plans_are_checked() {
+fn a_key_for_two_graphs_is_an_error() {
     for backend in backends() {
-        let scheduler = Scheduler::new(backend);
-        let graph = |value: f32, more: bool| move || Ok::<_, RuntimeError>(model(value, more));
-        let mut session = Session::new(&scheduler.clone().check_plans(true)).unwrap();
-        session.prepare(7, graph(1.0, false)).unwrap();
-        assert_eq!(run(&mut session), 64.0);
-        for (value, more, words) in [(2.0, false, "w has other bytes"), (1.0, true, "operations")] {
-            let error = session.prepare(7, graph(value, more)).unwrap_err();
-            assert!(matches!(error, RuntimeError::OtherGraphOfKey { key: [7, 0, 0, 0], .. }), "{error}");
-            assert!(error.to_string().contains(words), "{error}");
+        for checks in [false, true] {
+            let scheduler = Scheduler::new(Arc::clone(&backend)).check_plans(checks);
+            let graph = |value: f32, more: bool| move || Ok::<_, RuntimeError>(model(value, more));
+            let mut session = Session::new(&scheduler).unwrap();
+            session.prepare(7, graph(1.0, false)).unwrap();
+            assert_eq!(run(&mut session), 64.0);
+            for (value, more, words) in [(2.0, false, "w has other bytes"), (1.0, true, "operations")] {
+                let error = session.prepare(7, graph(value, more)).unwrap_err();
+                assert!(matches!(error, RuntimeError::OtherGraphOfKey { key: [7, 0, 0, 0], .. }), "{error}");
+                assert!(error.to_string().contains(words), "{error}");
+            }
+            // The earlier graph is still the current one, and an equal one is found, whoever owns its bytes.
+            assert_eq!(run(&mut session), 64.0);
+            session.prepare(7, graph(1.0, false)).unwrap();
+            session.prepare(8, graph(2.0, false)).unwrap();
+            assert_eq!(run(&mut session), 128.0);
+            assert_eq!(session.plan_usage().plans, 2);
         }
-        // The earlier graph is still the current one, and an equal one is found, whoever owns its bytes.
-        assert_eq!(run(&mut session), 64.0);
-        session.prepare(7, graph(1.0, false)).unwrap();
-        session.prepare(8, graph(2.0, false)).unwrap();
-        assert_eq!(run(&mut session), 128.0);
-        // Else the caller's word counts.
-        let mut session = Session::new(&scheduler.check_plans(false)).unwrap();
-        session.prepare(7, graph(1.0, false)).unwrap();
-        session.prepare(7, || -> Result<Graph, RuntimeError> { panic!("the graph is kept") }).unwrap();
-        assert_eq!(run(&mut session), 64.0);
     }
+}
+
+#[test]
+fn equal_keys_of_two_models_are_two_graphs() {
+    for backend in backends() {
+        for checks in [false, true] {
+            let mut session =
+                Session::new(&Scheduler::new(Arc::clone(&backend)).check_plans(checks)).unwrap();
+            let models = [(ModelId::new(), 1.0), (ModelId::new(), 2.0)];
+            let built = Cell::new(0);
+            for _ in 0..3 {
+                for (id, value) in &models {
+                    let graph = || {
+                        built.set(built.get() + 1);
+                        Ok::<_, RuntimeError>(model(*value, false))
+                    };
+                    session.prepare(PlanKey::of(id, [7, 0, 0, 0]), graph).unwrap();
+                    assert_eq!(run(&mut session), 64.0 * value);
+                }
+            }
+            assert_eq!(built.get(), if checks { 6 } else { 2 }, "a known graph is built to be checked");
+        }
+    }
+}
+
+#[test]
+fn a_models_graphs_have_the_same_weights() {
+    let mut session = Session::new(&Scheduler::new(device("sim")).check_plans(false)).unwrap();
+    let id = ModelId::new();
+    let mut prepare = |key: u64, value: f32, more: bool| {
+        let graph = || Ok::<_, RuntimeError>(model(value, more));
+        session.prepare(PlanKey::of(&id, [key, 0, 0, 0]), graph).map(|()| run(&mut session))
+    };
+    assert_eq!(prepare(1, 1.0, false), Ok(64.0));
+    assert_eq!(prepare(2, 1.0, true), Ok(64.0));
+    // The caller takes one id for two models.
+    let error = prepare(3, 2.0, false).unwrap_err();
+    assert!(matches!(error, RuntimeError::OtherModel { key: [3, 0, 0, 0], .. }), "{error}");
+    assert!(error.to_string().contains("w has other bytes"), "{error}");
+    assert_eq!(prepare(1, 1.0, false), Ok(64.0));
+    // Once its graphs are forgotten, nothing is known of a model.
+    session.forget_all().unwrap();
+    session.prepare(PlanKey::of(&id, [3, 0, 0, 0]), || Ok::<_, RuntimeError>(model(2.0, false))).unwrap();
+    assert_eq!(run(&mut session), 128.0);
 }
 
 #[test]
@@ -384,9 +427,10 @@ fn a_graph_that_fails_leaves_neither_weights_nor_states() {
 fn of_very_many_keys_for_one_graph_the_last_is_known_and_those_of_other_graphs_are_kept() {
     let mut session = Session::new(&Scheduler::new(host("cpu")).check_plans(false)).unwrap();
     let mut built = Vec::new();
+    let models = [ModelId::new(), ModelId::new()];
     let mut prepare = |key: u64, value: f32| {
         session
-            .prepare(key, || {
+            .prepare(PlanKey::of(&models[value as usize - 1], [key, 0, 0, 0]), || {
                 built.push(key);
                 Ok::<_, RuntimeError>(model(value, false))
             })

@@ -1,6 +1,6 @@
 //! S10: the schedule checker accepts what the scheduler makes, and names what is wrong with anything else.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use quadriga_graph::{DType, Graph, GraphBuilder, NodeId, Value, Weight};
 use quadriga_runtime::memory::MemoryPlan;
@@ -65,7 +65,7 @@ fn weight<'g>(g: &'g GraphBuilder, name: &str) -> Value<'g> {
     g.weight(name, Weight::with_data(DType::F32, [8, 8], [0.1f32; 64].as_slice()))
 }
 
-use ScheduleStep::{Copy, Split};
+use ScheduleStep::{Copy, Prefetch, Split};
 
 #[test]
 fn s10_wrong_orders_are_refused() {
@@ -74,6 +74,11 @@ fn s10_wrong_orders_are_refused() {
     assert_eq!(Schedule::of(&graph).order.len(), 7);
     refused!(graph, |s| s.order.push(Split(99)), ScheduleError::UnknownStep { .. });
     refused!(graph, |s| s.order.push(Copy(99)), ScheduleError::UnknownStep { .. });
+    let named = [(Split(4), "split 4"), (Copy(3), "copy 3"), (Prefetch(0), "the prefetch of copy 0")];
+    for (step, name) in named {
+        let text = error_of(&graph, |s| s.order.push(step)).to_string();
+        assert_eq!(text, format!("the order names {name}, which does not exist"));
+    }
     refused!(graph, |s| s.order.push(Copy(0)), ScheduleError::IssuedTwice { .. });
     refused!(graph, |s| s.order.push(Split(1)), ScheduleError::IssuedTwice { .. });
     refused!(graph, |s| _ = s.order.pop(), ScheduleError::NeverIssued { .. });
@@ -102,7 +107,8 @@ fn s10_wrong_splits_are_refused() {
     refused!(graph, |s| s.splits.splits[1].node_count = 0, ScheduleError::SplitNodes { split: 1 });
     refused!(graph, |s| s.splits.splits[3].node_count += 1, ScheduleError::SplitNodes { split: 3 });
     refused!(graph, |s| s.splits.splits[3].backend = 7, ScheduleError::SplitNodes { split: 3 });
-    refused!(graph, |s| s.splits.nodes[0] = NodeId::from_index(99), ScheduleError::SplitNodes { split: 0 });
+    let past_the_end = NodeId::from_index(graph.nodes().len());
+    refused!(graph, |s| s.splits.nodes[0] = past_the_end, ScheduleError::SplitNodes { split: 0 });
     refused!(graph, |s| s.splits.lanes[0].reverse(), ScheduleError::Lane { backend: 0 });
     refused!(graph, |s| _ = s.splits.lanes[1].pop(), ScheduleError::Lane { backend: 1 });
     // The last node of the first split and the first of the second change places.
@@ -272,12 +278,55 @@ fn s10_checking_is_turned_off_by_the_environment() {
     if std::env::var(CHECK_PLANS_VARIABLE).as_deref() == Ok("0") {
         let device = Misbehaving::new(Sim::new("a").alignment(1).build()).growth(1);
         Scheduler::new(device).plan(chain(4)).unwrap();
+        println!("planned without a check");
         return;
     }
-    let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "wrong_plans::s10_checking_is_turned_off_by_the_environment"])
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "wrong_plans::s10_checking_is_turned_off_by_the_environment", "--nocapture"])
         .env(CHECK_PLANS_VARIABLE, "0")
-        .stdout(Stdio::null())
-        .status();
-    assert!(status.unwrap().success());
+        .output()
+        .unwrap();
+    // A process that finds no test of this name succeeds, too.
+    let out = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success() && out.contains("planned without a check"), "{out}");
+}
+
+#[test]
+fn s10_plans_are_checked_in_debug_builds_unless_the_environment_says_otherwise() {
+    if std::env::var(CHECK_PLANS_VARIABLE).is_ok_and(|value| value == "0") {
+        return;
+    }
+    let device = Misbehaving::new(Sim::new("a").alignment(1).build()).growth(1);
+    let planned = Scheduler::new(device).plan(chain(4));
+    assert_eq!(planned.is_err(), cfg!(debug_assertions), "{planned:?}");
+}
+
+#[test]
+fn s10_a_copy_of_other_bytes_is_refused() {
+    // Views of a storage: the copy has the second row, which starts at byte 32 and ends at 64.
+    let graph = built(|g| {
+        let x = g.input("x", DType::F32, [4, 8]);
+        let a = weight(g, "w0").mul_mat(x);
+        g.output("a", a);
+        g.output("y", weight(g, "w1").mul_mat(a.slice(0, 1, 1)));
+    });
+    let copy = Schedule::of(&graph).splits.copies[0].clone();
+    assert_eq!((copy.offset, copy.bytes), (32, 32));
+    for (offset, bytes) in [(32, 28), (36, 32), (28, 32), (64, 32), (0, 32)] {
+        refused!(
+            graph,
+            |s| (s.splits.copies[0].offset, s.splits.copies[0].bytes) = (offset, bytes),
+            ScheduleError::NotOnBackend { .. }
+        );
+    }
+    let other = graph.tensor("w1").unwrap().index();
+    refused!(
+        graph,
+        |s| {
+            s.splits.copies[0].storage = other;
+            s.splits.copies[0].from = 1;
+            s.splits.copies[0].to = 0;
+        },
+        ScheduleError::NotOnBackend { .. } | ScheduleError::SourceNotAwaited { .. }
+    );
 }

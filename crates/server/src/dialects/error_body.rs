@@ -62,7 +62,14 @@ fn anthropic(error: &ApiError, request_id: Option<&str>) -> Value {
         ErrorKind::Internal => "api_error",
         ErrorKind::Unavailable => "overloaded_error",
     };
-    json!({ "type": "error", "error": { "type": kind, "message": error.message }, "request_id": request_id })
+    let message = match error.kind {
+        // Anthropic's words, by which its clients know that they have to shorten the conversation.
+        ErrorKind::ContextLength { prompt, context } => {
+            format!("prompt is too long: {prompt} tokens > {context} maximum. {}", error.message)
+        }
+        _ => error.message.clone(),
+    };
+    json!({ "type": "error", "error": { "type": kind, "message": message }, "request_id": request_id })
 }
 
 fn llama_server(error: &ApiError) -> Value {

@@ -120,7 +120,9 @@ const SYNTAX: &str = "grammar_syntax";
 /// it has Lark's first rule; otherwise in GBNF.
 fn grammar(source: &str, syntax: Option<&str>) -> Constraint {
     let is_first_rule = |line: &str| {
-        let Some(rest) = line.trim_start().strip_prefix("start") else { return false };
+        // A mark says how Lark's tree has the rule, which makes no difference here.
+        let line = line.trim_start().trim_start_matches(['?', '!']);
+        let Some(rest) = line.strip_prefix("start") else { return false };
         // Lark has attributes in brackets there, GBNF `::=`.
         let rest = match rest.strip_prefix('[').and_then(|attributes| attributes.split_once(']')) {
             Some((_, rest)) => rest,
@@ -343,16 +345,20 @@ pub(crate) fn tool_choice_schema() -> Value {
     any_of([one_of(&["none", "auto", "required"]), nested, flat, outside, inside])
 }
 
-/// The schema of the fields about tools and the form of the answer.
-pub(crate) fn schema() -> Value {
+/// The schema of a list of tools.
+pub(crate) fn tools_schema() -> Value {
     let function = request(
         &["name"],
         json!({ "name": schema::tool_name(), "description": text(), "parameters": any_object(), "strict": flag() }),
         [],
     );
-    let tool = request(&["function"], json!({ "type": one_of(&["function"]), "function": function }), []);
+    list(request(&["function"], json!({ "type": one_of(&["function"]), "function": function }), []))
+}
+
+/// The schema of the fields about tools and the form of the answer.
+pub(crate) fn schema() -> Value {
     let fields = json!({
-        "tools": list(tool),
+        "tools": tools_schema(),
         "tool_choice": tool_choice_schema(),
         "parallel_tool_calls": flag(),
     });

@@ -10,6 +10,7 @@ pub mod ollama;
 pub mod openai;
 mod prompt_fields;
 pub mod sampling_fields;
+mod time;
 pub mod timings;
 mod vllm_fields;
 
@@ -48,6 +49,9 @@ const LLAMA_SERVER: &[&str] = &[
     "/models/unload",
 ];
 
+/// What further paths of llama-server begin with.
+const BELOW: [&str; 3] = ["/slots/", "/v1/stream", "/v1/chat/completions/control"];
+
 impl Dialect {
     /// The dialect of a path, known or not, which decides the form of its errors. Paths that OpenAI and llama-server share have
     /// OpenAI's form.
@@ -56,7 +60,7 @@ impl Dialect {
             Dialect::Anthropic
         } else if path.starts_with("/api/") {
             Dialect::Ollama
-        } else if LLAMA_SERVER.contains(&path) {
+        } else if LLAMA_SERVER.contains(&path) || BELOW.iter().any(|below| path.starts_with(below)) {
             Dialect::LlamaServer
         } else {
             Dialect::OpenAi

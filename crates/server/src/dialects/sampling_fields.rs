@@ -1,7 +1,9 @@
 //! Sampling options by the names that OpenAI, vLLM and llama-server share.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
+use quadriga_llm::LineRules;
 use quadriga_llm::sampling::{DryOptions, SamplingOptions};
 use serde_json::{Value, json};
 
@@ -9,7 +11,9 @@ use crate::call::random_seed;
 use crate::error::{ApiError, quoted};
 use crate::fields::Fields;
 use crate::model::ServedModel;
-use crate::openapi::schema::{any_of, between, count, flag, integer, list, off, request, text, texts, token};
+use crate::openapi::schema::{
+    any_of, between, count, flag, integer, list, number, off, request, text, texts, token,
+};
 
 /// The sampling options of a request, with the server's defaults where it has none of its own.
 pub fn sampling(fields: &Fields<'_>, served: &ServedModel) -> Result<SamplingOptions, ApiError> {
@@ -135,15 +139,11 @@ fn keep_samplers(fields: &Fields<'_>, options: &mut SamplingOptions) -> Result<(
 /// Refuses what llama-server has and the engine has not, unless its value is the one that turns it off.
 pub fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
     let refused = |name: &str| Err(fields.error(name, "is not supported; leave it out"));
-    for name in ["mirostat", "n_indent"] {
-        if fields.integer(name)?.unwrap_or(0) > 0 {
-            return refused(name);
-        }
+    if fields.integer("mirostat")?.unwrap_or(0) > 0 {
+        return refused("mirostat");
     }
-    for name in ["dynatemp_range", "t_max_predict_ms"] {
-        if fields.number(name)?.unwrap_or(0.0) > 0.0 {
-            return refused(name);
-        }
+    if fields.number("dynatemp_range")?.unwrap_or(0.0) > 0.0 {
+        return refused("dynatemp_range");
     }
     if fields.number("adaptive_target")?.unwrap_or(-1.0) >= 0.0 {
         return refused("adaptive_target");
@@ -152,6 +152,26 @@ pub fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
         if fields.flag(name)?.unwrap_or(false) {
             return refused(name);
         }
+    }
+    if fields.flag("parse_tool_calls")? == Some(false) {
+        return refused("parse_tool_calls");
+    }
+    if fields.integer("min_keep")?.unwrap_or(0) > 1 {
+        return refused("min_keep");
+    }
+    for name in ["reasoning_budget_message", "generation_prompt"] {
+        if fields.text(name)?.is_some_and(|text| !text.is_empty()) {
+            return refused(name);
+        }
+    }
+    for name in ["grammar_triggers", "preserved_tokens"] {
+        if fields.list(name)?.is_some_and(|list| !list.is_empty()) {
+            return refused(name);
+        }
+    }
+    // They say what is kept when the context is shifted, which it never is.
+    for name in ["n_keep", "n_discard"] {
+        fields.integer(name)?;
     }
     let is_used = |adapter: &Fields<'_>| Ok::<_, ApiError>(adapter.number("scale")? != Some(0.0));
     for adapter in fields.objects("lora")?.unwrap_or_default() {
@@ -162,18 +182,41 @@ pub fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Where an answer ends at one of its lines: llama-server's fields for completions in editors.
+pub(crate) fn line_rules(fields: &Fields<'_>) -> Result<LineRules, ApiError> {
+    // It limits nothing in llama-server either.
+    fields.number("t_max_prompt_ms")?;
+    let time = fields.number("t_max_predict_ms")?.filter(|milliseconds| *milliseconds > 0.0);
+    Ok(LineRules {
+        min_indent: usize::try_from(fields.integer("n_indent")?.unwrap_or(0)).unwrap_or(0),
+        // More time than there is limits nothing.
+        time: time.and_then(|milliseconds| Duration::try_from_secs_f64(milliseconds / 1e3).ok()),
+    })
+}
+
+/// The schema of the fields that [`line_rules`] reads.
+pub(crate) fn line_schema() -> Value {
+    json!({ "n_indent": integer(), "t_max_predict_ms": number(), "t_max_prompt_ms": number() })
+}
+
 /// The schema of the fields that [`refuse_unsupported`] reads: the values that turn them off.
 pub(crate) fn unsupported_schema() -> Value {
     let not_positive = || json!({ "type": "integer", "minimum": -9_000_000_000_000_000_i64, "maximum": 0 });
     let unused = request(&["scale"], json!({ "scale": { "type": "number", "enum": [0] } }), []);
     json!({
         "mirostat": not_positive(),
-        "n_indent": not_positive(),
         "dynatemp_range": { "type": "number", "maximum": 0 },
-        "t_max_predict_ms": { "type": "number", "maximum": 0 },
         "adaptive_target": { "type": "number", "exclusiveMaximum": 0 },
         "post_sampling_probs": off(),
         "grammar_lazy": off(),
+        "parse_tool_calls": { "type": "boolean", "enum": [true] },
+        "min_keep": { "type": "integer", "minimum": -9_000_000_000_000_000_i64, "maximum": 1 },
+        "reasoning_budget_message": { "type": "string", "maxLength": 0 },
+        "generation_prompt": { "type": "string", "maxLength": 0 },
+        "grammar_triggers": { "type": "array", "maxItems": 0 },
+        "preserved_tokens": { "type": "array", "maxItems": 0 },
+        "n_keep": integer(),
+        "n_discard": integer(),
         "lora": list(unused),
     })
 }

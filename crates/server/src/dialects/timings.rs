@@ -6,10 +6,16 @@ use serde_json::{Value, json};
 
 use crate::generation::Done;
 
-/// The `timings` of an answer.
+/// The `timings` of an answer, with its guesses if there were any.
 pub fn timings(done: &Done) -> Value {
     let prompt = done.times.first_token.saturating_sub(done.times.queued);
-    speeds(done.counts.prompt, done.counts.cached, prompt, done.counts.answer, done.times.decode)
+    let mut all =
+        speeds(done.counts.prompt, done.counts.cached, prompt, done.counts.answer, done.times.decode);
+    if let Some(object) = all.as_object_mut().filter(|_| done.times.guessed > 0) {
+        object.insert("draft_n".to_owned(), done.times.guessed.into());
+        object.insert("draft_n_accepted".to_owned(), done.times.guessed_right.into());
+    }
+    all
 }
 
 fn speeds(prompt: usize, cached: usize, prompt_time: Duration, predicted: usize, decode: Duration) -> Value {

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use quadriga_llm::AnswerRules;
 use serde_json::{Value, json};
 
-use super::sampling_fields::short_texts;
+use super::sampling_fields::{line_rules, line_schema, short_texts};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Generation, PromptSide, PromptTruncation};
@@ -35,7 +35,7 @@ const REFUSED: [&str; 7] = [
     "prompt_embeds",
 ];
 
-/// Adds these fields of a request to what is asked for.
+/// Adds these fields of a request to what is asked for, and those of llama-server that are rules of an answer, too.
 pub(crate) fn apply(
     fields: &Fields<'_>,
     served: &ServedModel,
@@ -83,6 +83,7 @@ fn rules(fields: &Fields<'_>, served: &ServedModel) -> Result<AnswerRules, ApiEr
         min_tokens: fields.count("min_tokens")?.unwrap_or(0),
         keep_stop: fields.flag("include_stop_str_in_output")?.unwrap_or(false),
         control_text: shows_control,
+        lines: line_rules(fields)?,
     })
 }
 
@@ -184,7 +185,7 @@ pub(crate) fn schema() -> Value {
         "truncation_side": one_of(&["left", "right"]),
         "cache_salt": { "type": "string", "minLength": 1, "maxLength": MAX_SALT },
     });
-    with(fields, refused_schema(&REFUSED))
+    with(with(fields, refused_schema(&REFUSED)), line_schema())
 }
 
 /// The schema of what chat completions and completions tell of tokens.

@@ -5,8 +5,12 @@ use serde_json::{Map, Value, json};
 use super::schema::{answer, integer, nullable, one_of, text};
 use super::{Answer, Described, Group};
 
-/// The document.
-pub(super) fn document(described: &[Described], error_schema: fn(&str) -> &'static str) -> Value {
+/// The document of routes that are below a prefix.
+pub(super) fn document(
+    described: &[Described],
+    prefix: &str,
+    error_schema: fn(&str) -> &'static str,
+) -> Value {
     let mut paths: Map<String, Value> = Map::new();
     for route in described {
         let path = paths.entry(route.path.replace("{*", "{")).or_insert_with(|| json!({}));
@@ -22,6 +26,7 @@ pub(super) fn document(described: &[Described], error_schema: fn(&str) -> &'stat
             "description": "Language models with the interfaces of OpenAI, Anthropic, Ollama and llama-server. \
                             Unknown fields of requests are ignored, and null is the same as no field.",
         },
+        "servers": [{ "url": if prefix.is_empty() { "/" } else { prefix } }],
         "security": [{}, { "bearer": [] }, { "key": [] }],
         "paths": paths,
         "components": {
@@ -93,7 +98,7 @@ fn operation(route: &Described, error_schema: &str) -> Value {
 fn query(path: &str) -> &'static [(&'static str, &'static str)] {
     const MODEL: (&str, &str) = ("model", "The model, where several are served");
     match path {
-        "/props" => &[MODEL],
+        "/props" | "/tokenizer_info" | "/plan" | "/plan.svg" => &[MODEL],
         "/slots" => &[MODEL, ("fail_on_no_slot", "1 for status 503 where no slot is free")],
         _ => &[],
     }
@@ -130,6 +135,7 @@ fn responses(answer: Answer, error_schema: &str, has_body: bool) -> Value {
     let mut all = Map::new();
     all.insert("200".to_owned(), json!({ "description": "The answer", "content": content }));
     let general = [
+        ("400", "A field or a part of the path is wrong; the message names it"),
         ("401", "The key is missing or unknown"),
         ("403", "The server may not be asked under this name, or by a page of this origin"),
         ("404", "There is no such model or route"),
@@ -141,7 +147,6 @@ fn responses(answer: Answer, error_schema: &str, has_body: bool) -> Value {
         ("503", "The server is starting, stopping, or out of memory"),
     ];
     let of_body = [
-        ("400", "A field is wrong; the message names it"),
         ("408", "The body did not arrive in time"),
         ("413", "The body is too large"),
         ("429", "A limit of the key is reached, or too many requests wait"),

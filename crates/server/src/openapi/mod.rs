@@ -122,9 +122,9 @@ impl DescribedRoutes {
         self
     }
 
-    /// The OpenAPI document; `error_schema` is the name of the schema of a path's errors.
-    pub fn document(&self, error_schema: fn(&str) -> &'static str) -> Value {
-        document::document(&self.described, error_schema)
+    /// The OpenAPI document of a server whose paths begin with a prefix; `error_schema` is the name of the schema of a path's errors.
+    pub fn document(&self, prefix: &str, error_schema: fn(&str) -> &'static str) -> Value {
+        document::document(&self.described, prefix, error_schema)
     }
 
     /// The paths to which bodies are posted, without other names of the same route.

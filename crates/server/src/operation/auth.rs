@@ -91,6 +91,11 @@ impl Keys {
         given_key(headers).and_then(|key| self.find(key))
     }
 
+    /// Whether a request has a key, known or not.
+    pub(crate) fn are_in(headers: &HeaderMap) -> bool {
+        given_key(headers).is_some_and(|key| !key.is_empty())
+    }
+
     /// Who has this key. All keys are compared, each in a time that does not depend on how much of it is right.
     fn find(&self, given: &[u8]) -> Option<Caller> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{ApiError, ErrorKind};
+use crate::operation::memory_room::MemoryPool;
 
 /// The time over which tokens are counted.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -35,6 +36,8 @@ pub struct Caller {
     client: u64,
     limits: KeyLimits,
     usage: Arc<Mutex<KeyUse>>,
+    /// The memory for its answers and those of all others.
+    answers: Arc<MemoryPool>,
 }
 
 /// A request of a caller, until it is dropped.
@@ -44,6 +47,7 @@ pub struct CallerUse {
     tokens_per_minute: Option<u64>,
     /// Tokens of it that are reserved and not used yet.
     reserved: AtomicU64,
+    answers: Arc<MemoryPool>,
 }
 
 /// Tokens that a request may use.
@@ -74,7 +78,13 @@ impl std::iter::Sum for TokenNeed {
 impl Caller {
     /// A caller with limits. Callers of one number get one share of the engine.
     pub fn new(client: u64, limits: KeyLimits) -> Caller {
-        Caller { client, limits, usage: Arc::default() }
+        Caller { client, limits, usage: Arc::default(), answers: Arc::default() }
+    }
+
+    /// The same caller, whose answers take part of this memory.
+    #[must_use]
+    pub(crate) fn with_answer_memory(self, answers: &Arc<MemoryPool>) -> Caller {
+        Caller { answers: Arc::clone(answers), ..self }
     }
 
     /// The same caller with other limits.
@@ -105,11 +115,21 @@ impl Caller {
         }
         usage.running += 1;
         let tokens_per_minute = self.limits.tokens_per_minute;
-        Ok(CallerUse { usage: Arc::clone(&self.usage), tokens_per_minute, reserved: AtomicU64::new(0) })
+        Ok(CallerUse {
+            usage: Arc::clone(&self.usage),
+            tokens_per_minute,
+            reserved: AtomicU64::new(0),
+            answers: Arc::clone(&self.answers),
+        })
     }
 }
 
 impl CallerUse {
+    /// The memory for its answers.
+    pub(crate) fn answer_memory(&self) -> &Arc<MemoryPool> {
+        &self.answers
+    }
+
     /// Reserves the tokens of the request, if as many as it asks for are left, and returns how many it may use: they may be fewer
     /// than the most that it can.
     pub fn reserve(&self, need: TokenNeed) -> Result<u64, ApiError> {
@@ -118,17 +138,19 @@ impl CallerUse {
         usage.forget_before(now);
         if let Some(most) = self.tokens_per_minute {
             let left = most.saturating_sub(usage.sum()).saturating_sub(usage.reserved);
-            if left == 0 || need.asked > left {
+            let asked = need.asked;
+            if asked > most {
+                // It would be refused at any time.
+                return Err(ApiError::invalid(format!(
+                    "the key may use {most} tokens a minute, but prompt and answer may have {asked}; lower max_tokens"
+                )));
+            }
+            if left == 0 || asked > left {
                 let oldest = usage.tokens.front().map_or(MINUTE, |(at, _)| MINUTE.saturating_sub(now - *at));
-                let message = match need.asked {
-                    asked if asked > most => format!(
-                        "the key may use {most} tokens a minute, but prompt and answer may have {asked}; lower max_tokens"
-                    ),
-                    asked => format!(
-                        "the key may use {most} tokens a minute, of which {left} are left, but prompt and answer may have \
-                         {asked}; try again later, or lower max_tokens"
-                    ),
-                };
+                let message = format!(
+                    "the key may use {most} tokens a minute, of which {left} are left, but prompt and answer may have \
+                     {asked}; try again later, or lower max_tokens"
+                );
                 return Err(ApiError::new(ErrorKind::TooMany, message).retry_after(oldest));
             }
             let reserved = need.most.min(left);

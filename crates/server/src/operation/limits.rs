@@ -7,8 +7,11 @@ use std::time::Duration;
 pub struct Limits {
     /// The most bytes of a body.
     pub body_bytes: usize,
-    /// The most bytes of all bodies that are being read, or whose requests are being answered and not streamed.
+    /// The most bytes of all bodies that are being read, or whose requests are being answered and not streamed, with what their
+    /// values take once they are parsed.
     pub body_memory: usize,
+    /// The most bytes of all answers that are being collected, or that wait for their clients. One request may take half of them.
+    pub answer_memory: usize,
     /// The time within which a body must arrive.
     pub body_time: Duration,
     /// The time within which the header of a request must arrive, and after which an idle connection is closed.
@@ -29,7 +32,8 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             body_bytes: 32 << 20,
-            body_memory: 128 << 20,
+            body_memory: 512 << 20,
+            answer_memory: 1 << 30,
             body_time: Duration::from_secs(60),
             header_time: Duration::from_secs(60),
             header_bytes: 64 << 10,

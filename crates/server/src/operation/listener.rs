@@ -100,15 +100,75 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 #[cfg(unix)]
 mod unix {
     use std::io;
-    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+    use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
     use std::path::{Path, PathBuf};
 
     use tokio::net::{UnixListener, UnixStream};
+
+    /// Names of folders that are tried.
+    const FOLDERS: usize = 100;
 
     /// A Unix socket that listens; its file is removed when it is dropped.
     pub(crate) struct SocketFile {
         listener: UnixListener,
         path: PathBuf,
+        /// Device and inode of the file, by which it is told from that of a later server.
+        identity: Option<(u64, u64)>,
+    }
+
+    fn identity(path: &Path) -> Option<(u64, u64)> {
+        std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
+    }
+
+    /// A folder that nobody else can enter, beside the place of a socket: its mode is set there, before anybody can connect. It is
+    /// removed when it is dropped.
+    struct PrivateFolder(PathBuf);
+
+    impl PrivateFolder {
+        /// Makes a folder, and binds a socket in it. The path is no longer than most, as those of sockets are short.
+        fn bind(path: &Path) -> io::Result<(PrivateFolder, UnixListener)> {
+            let parent = path.parent().unwrap_or(Path::new(""));
+            let mut taken = io::Error::from(io::ErrorKind::AlreadyExists);
+            for number in 0..FOLDERS {
+                let folder = parent.join(format!(".q{number}"));
+                match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
+                    Ok(()) => {
+                        let folder = PrivateFolder(folder);
+                        let listener = UnixListener::bind(folder.socket())?;
+                        return Ok((folder, listener));
+                    }
+                    // That of another server that is starting, or was killed then.
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => taken = error,
+                    Err(error) => return Err(error),
+                }
+            }
+            Err(taken)
+        }
+
+        fn socket(&self) -> PathBuf {
+            self.0.join("s")
+        }
+    }
+
+    impl Drop for PrivateFolder {
+        fn drop(&mut self) {
+            // If somebody else has removed them, nothing is left to do.
+            let _ = std::fs::remove_file(self.socket());
+            let _ = std::fs::remove_dir(&self.0);
+        }
+    }
+
+    /// Gives a socket its place, where nothing may be.
+    fn place(socket: &Path, path: &Path) -> io::Result<()> {
+        match std::fs::hard_link(socket, path) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                Err(io::ErrorKind::AddrInUse.into())
+            }
+            // Not every file system has links.
+            Err(_) if std::fs::symlink_metadata(path).is_err() => std::fs::rename(socket, path),
+            Err(_) => Err(io::ErrorKind::AddrInUse.into()),
+        }
     }
 
     impl SocketFile {
@@ -118,10 +178,10 @@ mod unix {
                 // Left behind by a server that was killed.
                 std::fs::remove_file(path)?;
             }
-            let listener = UnixListener::bind(path)?;
-            let file = SocketFile { listener, path: path.to_owned() };
-            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
-            Ok(file)
+            let (folder, listener) = PrivateFolder::bind(path)?;
+            std::fs::set_permissions(folder.socket(), std::fs::Permissions::from_mode(mode))?;
+            place(&folder.socket(), path)?;
+            Ok(SocketFile { listener, path: path.to_owned(), identity: identity(path) })
         }
 
         pub(super) async fn accept(&self) -> io::Result<UnixStream> {
@@ -131,8 +191,10 @@ mod unix {
 
     impl Drop for SocketFile {
         fn drop(&mut self) {
-            // If somebody has removed it already, nothing is left to do.
-            let _ = std::fs::remove_file(&self.path);
+            // If somebody has removed or replaced it, nothing is left to do.
+            if self.identity.is_some() && identity(&self.path) == self.identity {
+                let _ = std::fs::remove_file(&self.path);
+            }
         }
     }
 }

@@ -93,10 +93,13 @@ pub struct ModelMetrics {
     generated: AtomicU64,
     prompt_tokens: AtomicU64,
     cached_tokens: AtomicU64,
-    /// Tokens of prompts that were computed within the time of [`Self::prefill`].
+    /// Tokens of prompts that were computed within the time of [`Self::prefill`] and [`Self::partial_prefill`].
     prefilled: AtomicU64,
-    /// Tokens that were generated within the time of [`Self::decode`]: all but the first of an answer.
+    /// Tokens that were generated within the time of [`Self::decode`] and [`Self::partial_decode`]: all but the first of an answer.
     decoded: AtomicU64,
+    /// Microseconds of prefills, and of generation, of answers that did not come to their end: histograms are of those that did.
+    partial_prefill: AtomicU64,
+    partial_decode: AtomicU64,
     /// The most tokens of a prompt and its answer.
     longest: AtomicU64,
     /// Answers by the reason why they ended: end or stop, length, cancelled, failed.
@@ -122,6 +125,8 @@ impl Default for ModelMetrics {
             cached_tokens: AtomicU64::default(),
             prefilled: AtomicU64::default(),
             decoded: AtomicU64::default(),
+            partial_prefill: AtomicU64::default(),
+            partial_decode: AtomicU64::default(),
             longest: AtomicU64::default(),
             ended: Default::default(),
             earlier: Mutex::default(),
@@ -134,6 +139,21 @@ impl Default for ModelMetrics {
             whole: Histogram::default(),
         }
     }
+}
+
+/// What was computed for an answer that did not come to its end.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PartialAnswer {
+    /// Tokens of its prompt that are computed, with those that were found in the KV cache.
+    pub(crate) prompt: usize,
+    /// Those that were found.
+    pub(crate) cached: usize,
+    /// How long the prompt was computed.
+    pub(crate) prefill: Duration,
+    /// Tokens after the first.
+    pub(crate) decoded: usize,
+    /// From the first token to the latest.
+    pub(crate) decode: Duration,
 }
 
 /// A state with the counters of another one added to its own.
@@ -154,6 +174,9 @@ fn counters(state: BatcherState, other: &BatcherState) -> BatcherState {
         preempted: state.preempted + other.preempted,
         guessed: state.guessed + other.guessed,
         guessed_right: state.guessed_right + other.guessed_right,
+        failed_steps: state.failed_steps + other.failed_steps,
+        failed_page_moves: state.failed_page_moves + other.failed_page_moves,
+        failed_guesses: state.failed_guesses + other.failed_guesses,
         expert_cache,
         ..state
     }
@@ -179,6 +202,16 @@ impl ModelMetrics {
         self.rate.lock().unwrap_or_else(PoisonError::into_inner).rate(second)
     }
 
+    /// Notes how long a request waited until the first part of it was computed.
+    pub fn note_begun(&self, queued: Duration) {
+        self.queue.note(queued);
+    }
+
+    /// Notes the time from a request to its first token, when that is there: an answer that its client does not wait for has one, too.
+    pub fn note_first_token(&self, time: Duration) {
+        self.first_token.note(time);
+    }
+
     /// Counts an answer that is complete.
     pub fn note_finished(&self, finished: &Finished) {
         self.end(usize::from(matches!(finished.finish, Finish::Length | Finish::Context)));
@@ -189,14 +222,26 @@ impl ModelMetrics {
         self.decoded.fetch_add(counts.answer.saturating_sub(1) as u64, Ordering::Relaxed);
         let tokens = (finished.counts.prompt + finished.counts.answer) as u64;
         self.longest.fetch_max(tokens, Ordering::Relaxed);
-        self.queue.note(finished.queued);
-        self.first_token.note(finished.first_token);
         self.prefill.note(finished.first_token.saturating_sub(finished.queued));
         self.decode.note(finished.decode);
         self.whole.note(finished.first_token + finished.decode);
         if let Ok(steps @ 1..) = u32::try_from(finished.counts.answer.saturating_sub(1)) {
             self.per_token.note(finished.decode / steps);
         }
+    }
+
+    /// Counts what was computed for an answer that did not come to its end.
+    pub(crate) fn note_partial(&self, partial: &PartialAnswer) {
+        let add = |counter: &AtomicU64, count: usize| counter.fetch_add(count as u64, Ordering::Relaxed);
+        let add_time = |counter: &AtomicU64, time: Duration| {
+            counter.fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed)
+        };
+        add(&self.prompt_tokens, partial.prompt);
+        add(&self.cached_tokens, partial.cached);
+        add(&self.prefilled, partial.prompt.saturating_sub(partial.cached));
+        add(&self.decoded, partial.decoded);
+        add_time(&self.partial_prefill, partial.prefill);
+        add_time(&self.partial_decode, partial.decode);
     }
 
     /// Counts a request for embeddings or ranks that is answered, with the tokens of its texts.
@@ -244,8 +289,10 @@ impl ModelMetrics {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64;
         let per = |sum: f64, count: f64| if count > 0.0 { sum / count } else { 0.0 };
         let computed = load(&self.prompt_tokens) - load(&self.cached_tokens);
+        let prefill_seconds = self.prefill.seconds() + load(&self.partial_prefill) / 1e6;
+        let decode_seconds = self.decode.seconds() + load(&self.partial_decode) / 1e6;
         let usage = state.used_pages as f64 / state.pages.max(1) as f64;
-        let rows: [(&'static str, &str, &str, f64); 23] = [
+        let rows: [(&'static str, &str, &str, f64); 28] = [
             ("llamacpp:prompt_tokens_total", "counter", "Prompt tokens computed", computed),
             (
                 "llamacpp:prompt_tokens_cached_total",
@@ -253,19 +300,26 @@ impl ModelMetrics {
                 "Prompt tokens found in the KV cache",
                 load(&self.cached_tokens),
             ),
-            ("llamacpp:prompt_seconds_total", "counter", "Time of prefills", self.prefill.seconds()),
+            ("llamacpp:prompt_seconds_total", "counter", "Time of prefills", prefill_seconds),
             ("llamacpp:tokens_predicted_total", "counter", "Generated tokens", load(&self.generated)),
-            (
-                "llamacpp:tokens_predicted_seconds_total",
-                "counter",
-                "Time of generation",
-                self.decode.seconds(),
-            ),
+            ("llamacpp:tokens_predicted_seconds_total", "counter", "Time of generation", decode_seconds),
             (
                 "llamacpp:n_tokens_max",
                 "counter",
                 "Most tokens of a prompt and its answer",
                 load(&self.longest),
+            ),
+            (
+                "llamacpp:spec_decode_num_draft_tokens_total",
+                "counter",
+                "Tokens guessed by prompt look-up",
+                state.guessed as f64,
+            ),
+            (
+                "llamacpp:spec_decode_num_accepted_tokens_total",
+                "counter",
+                "Guesses that were right",
+                state.guessed_right as f64,
             ),
             ("llamacpp:n_decode_total", "counter", "Steps", state.steps as f64),
             (
@@ -278,13 +332,13 @@ impl ModelMetrics {
                 "llamacpp:prompt_tokens_seconds",
                 "gauge",
                 "Average prompt throughput in tokens a second of prefills",
-                per(load(&self.prefilled), self.prefill.seconds()),
+                per(load(&self.prefilled), prefill_seconds),
             ),
             (
                 "llamacpp:predicted_tokens_seconds",
                 "gauge",
                 "Average generation throughput in tokens a second of generation",
-                per(load(&self.decoded), self.decode.seconds()),
+                per(load(&self.decoded), decode_seconds),
             ),
             ("llamacpp:requests_processing", "gauge", "Sequences being computed", state.running as f64),
             ("llamacpp:requests_deferred", "gauge", "Requests that wait", state.waiting as f64),
@@ -323,6 +377,24 @@ impl ModelMetrics {
                 "counter",
                 "Guesses that were right",
                 state.guessed_right as f64,
+            ),
+            (
+                "quadriga:failed_steps_total",
+                "counter",
+                "Steps that failed, and were computed again or ended their requests",
+                state.failed_steps as f64,
+            ),
+            (
+                "quadriga:failed_page_moves_total",
+                "counter",
+                "Pages of the KV cache that could not be copied or moved, and were computed again",
+                state.failed_page_moves as f64,
+            ),
+            (
+                "quadriga:failed_guesses_total",
+                "counter",
+                "Steps with fewer guesses because the draft model failed",
+                state.failed_guesses as f64,
             ),
         ];
         for (name, kind, help, value) in rows {
@@ -411,6 +483,26 @@ mod tests {
         assert!(!text(None).contains("expert_cache"));
     }
 
+    #[test]
+    fn failures_that_no_request_shows_are_counted() {
+        let metrics = ModelMetrics::default();
+        let state =
+            BatcherState { failed_steps: 2, failed_page_moves: 3, failed_guesses: 4, ..Default::default() };
+        // Those of an engine that was unloaded count, too.
+        metrics.note_unloaded(&state);
+        let mut out = Exposition::default();
+        metrics.write("m", &[state], &mut out);
+        let found = out.text();
+        for line in [
+            "steps_total{model_name=\"m\"} 4",
+            "page_moves_total{model_name=\"m\"} 6",
+            "guesses_total{model_name=\"m\"} 8",
+        ] {
+            let line = format!("quadriga:failed_{line}");
+            assert!(found.contains(&line), "{line} in {found}");
+        }
+    }
+
     /// As llama-server has them: averages over the time of prefills and of generation, not over that of the clock.
     #[test]
     fn throughput_is_that_of_the_time_that_was_computed() {
@@ -428,6 +520,8 @@ mod tests {
         has(&before, "prompt_tokens_seconds", "0");
         has(&before, "predicted_tokens_seconds", "0");
         let finished = |prompt, cached, answer, prefill: u64, decode| Finished {
+            guessed: 0,
+            guessed_right: 0,
             finish: Finish::End,
             counts: TokenCounts { prompt, cached, answer, ..TokenCounts::default() },
             queued: Duration::from_secs(7),
@@ -440,6 +534,15 @@ mod tests {
         metrics.note_finished(&finished(0, 0, 11, 0, 1));
         // Texts that are embedded take no time of prefills.
         metrics.note_embedded(1000);
+        // What was computed for a client that went away took as much time as any other.
+        let seconds = Duration::from_secs;
+        metrics.note_partial(&PartialAnswer {
+            prompt: 120,
+            cached: 20,
+            prefill: seconds(2),
+            decoded: 12,
+            decode: seconds(2),
+        });
         let after = text(&metrics);
         has(&after, "prompt_tokens_seconds", "50");
         has(&after, "predicted_tokens_seconds", "6");

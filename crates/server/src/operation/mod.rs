@@ -2,7 +2,6 @@
 
 pub mod auth;
 pub(crate) mod awaited_body;
-pub(crate) mod body_room;
 pub mod caller;
 pub(crate) mod client_watch;
 pub(crate) mod exchange;
@@ -10,6 +9,7 @@ pub(crate) mod exposition;
 pub mod hosts;
 pub mod limits;
 pub mod listener;
+pub(crate) mod memory_room;
 pub mod metrics;
 pub mod origins;
 pub mod process;

@@ -16,7 +16,7 @@ const HANGS: Duration = Duration::from_secs(600);
 #[derive(Clone, Copy, Debug)]
 pub struct Storm {
     pub clients: usize,
-    /// The share of clients that go away before they have their answer.
+    /// The share of clients that go away before they have their answer: so many do, also of those that are refused at first.
     pub leaving: f64,
     /// The most tokens of an answer.
     pub tokens: usize,
@@ -42,9 +42,12 @@ enum Leaving {
     Never,
     /// After so many bytes of the request.
     Sending(usize),
-    /// After so many chunks of the answer.
+    /// After so many events of the answer, which has more; at once after the request was sent if there are none.
     Reading(usize),
 }
+
+/// The time after which a client that is to go away asks again if it was refused.
+const BACKOFF: Duration = Duration::from_millis(100);
 
 enum Ending {
     Complete,
@@ -58,9 +61,12 @@ impl Storm {
         assert!(address.ip().is_loopback());
         let mut rng = Rng::new(self.seed);
         let mut clients = JoinSet::new();
+        let mut left = self.leaving_clients();
         for number in 0..self.clients {
-            let (request, stream) = self.request(number, &mut rng);
-            let leaving = self.leaving(request.len(), &mut rng);
+            // Each of those that are left has the same chance.
+            let leaves = below(&mut rng, self.clients - number) < left;
+            left -= usize::from(leaves);
+            let (request, stream, leaving) = self.request(number, leaves, &mut rng);
             clients.spawn(async move {
                 let ending = tokio::time::timeout(HANGS, client(address, request, stream, leaving)).await;
                 ending.unwrap_or_else(|_| Err("the server hangs".to_owned()))
@@ -78,15 +84,26 @@ impl Storm {
         report
     }
 
-    fn request(&self, number: usize, rng: &mut Rng) -> (Vec<u8>, bool) {
+    /// The number of clients that go away.
+    pub fn leaving_clients(&self) -> usize {
+        (self.clients as f64 * self.leaving).round() as usize
+    }
+
+    /// The request of a client, whether its answer is streamed, and when the client goes away.
+    fn request(&self, number: usize, leaves: bool, rng: &mut Rng) -> (Vec<u8>, bool, Leaving) {
         let words = ["the", "cat", "sat", "on", "a", "mat", "and", "then"];
         let count = 1 + below(rng, 40);
         let text: Vec<&str> = (0..count).map(|_| words[below(rng, words.len())]).collect();
-        let stream = below(rng, 4) > 0;
+        let tokens = 1 + below(rng, self.tokens);
+        // Whoever goes away while it reads has read at most half of its answer, of which some tokens may have no text.
+        let reads = leaves && below(rng, 3) > 0;
+        let events = if reads { below(rng, 1 + tokens / 2) } else { 0 };
+        let stream = events > 0 || below(rng, 4) > 0;
         let body = serde_json::json!({
             "messages": [{ "role": "user", "content": text.join(" ") }],
-            "max_tokens": 1 + below(rng, self.tokens),
+            "max_tokens": tokens,
             "stream": stream,
+            "ignore_eos": leaves,
             "seed": number,
         });
         let body = body.to_string();
@@ -94,17 +111,13 @@ impl Storm {
             "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );
-        ([head.as_bytes(), body.as_bytes()].concat(), stream)
-    }
-
-    fn leaving(&self, bytes: usize, rng: &mut Rng) -> Leaving {
-        if rng.uniform(0.0, 1.0) >= self.leaving {
-            return Leaving::Never;
-        }
-        match below(rng, 3) {
-            0 => Leaving::Sending(below(rng, bytes)),
-            _ => Leaving::Reading(below(rng, self.tokens)),
-        }
+        let request = [head.as_bytes(), body.as_bytes()].concat();
+        let leaving = match (leaves, reads) {
+            (false, _) => Leaving::Never,
+            (true, true) => Leaving::Reading(events),
+            (true, false) => Leaving::Sending(below(rng, request.len())),
+        };
+        (request, stream, leaving)
     }
 }
 
@@ -118,13 +131,28 @@ async fn client(
     stream: bool,
     leaving: Leaving,
 ) -> Result<Ending, String> {
+    loop {
+        match attempt(address, &request, stream, leaving).await? {
+            // It has nothing yet that it could leave.
+            Ending::Refused if leaving != Leaving::Never => tokio::time::sleep(BACKOFF).await,
+            ending => return Ok(ending),
+        }
+    }
+}
+
+async fn attempt(
+    address: SocketAddr,
+    request: &[u8],
+    stream: bool,
+    leaving: Leaving,
+) -> Result<Ending, String> {
     let failed = |error: std::io::Error| error.to_string();
     let mut socket = TcpStream::connect(address).await.map_err(failed)?;
     if let Leaving::Sending(bytes) = leaving {
         let _ = socket.write_all(&request[..bytes]).await;
         return Ok(Ending::Left);
     }
-    socket.write_all(&request).await.map_err(failed)?;
+    socket.write_all(request).await.map_err(failed)?;
     let mut reader = BufReader::new(socket);
     let mut line = String::new();
     if leaving == Leaving::Reading(0) {
@@ -132,16 +160,16 @@ async fn client(
     }
     reader.read_line(&mut line).await.map_err(failed)?;
     let status = line.split(' ').nth(1).unwrap_or_default().to_owned();
-    let mut text = Vec::new();
-    let mut chunks = 0;
+    let (mut text, mut events) = (Vec::new(), 0);
     loop {
-        let read = reader.read_buf(&mut text).await.map_err(failed)?;
-        chunks += 1;
-        if leaving == Leaving::Reading(chunks) && read > 0 {
-            return Ok(Ending::Left);
-        }
-        if read == 0 {
+        let before = text.len();
+        if reader.read_until(b'\n', &mut text).await.map_err(failed)? == 0 {
             break;
+        }
+        events += usize::from(text[before..].starts_with(b"data: {"));
+        // What else has come is not looked at.
+        if status == "200" && leaving == Leaving::Reading(events) {
+            return Ok(Ending::Left);
         }
     }
     let text = String::from_utf8_lossy(&text);

@@ -93,8 +93,23 @@ impl TestServer {
 
     /// At an address; that of a Unix socket cannot be asked for.
     pub fn at(app: App, address: ListenAddress) -> TestServer {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        TestServer::with_threads(app, address, 512)
+    }
+
+    /// With so many threads for what blocks.
+    pub fn with_threads(app: App, address: ListenAddress, blocking: usize) -> TestServer {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        TestServer::on(builder.worker_threads(2).max_blocking_threads(blocking), app, address)
+    }
+
+    /// With one thread for all connections: whatever stops it stops all of them.
+    pub fn with_one_thread(app: App) -> TestServer {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        TestServer::on(builder.worker_threads(1), app, SocketAddr::from(([127, 0, 0, 1], 0)).into())
+    }
+
+    fn on(builder: &mut tokio::runtime::Builder, app: App, address: ListenAddress) -> TestServer {
+        let runtime = builder.enable_all().build().unwrap();
         let server = runtime.block_on(Server::bind(app, address)).unwrap();
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
         let (address, app) = (server.address().unwrap_or(nowhere), Arc::clone(server.app()));

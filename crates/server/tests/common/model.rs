@@ -31,6 +31,9 @@ pub fn with_control(template: &str, control: &[&str]) -> Model {
     Model::from_file(File::from_bytes(bytes_with(template, control)).unwrap()).unwrap()
 }
 
+/// The number of `<|start|>`.
+pub const START: u32 = 96;
+
 /// The model with tokens for a gap in a text.
 pub fn with_fill_tokens() -> Model {
     with_control(TEMPLATE, &["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])
@@ -41,8 +44,18 @@ pub fn bytes(template: &str) -> Vec<u8> {
     bytes_with(template, &[])
 }
 
-fn bytes_with(template: &str, control: &[&str]) -> Vec<u8> {
+/// The model whose BOS token is the one that begins each message of its template, as in ChatML models.
+pub fn with_turn_marks_as_bos() -> Model {
     let mut writer = Writer::new();
+    writer.set("tokenizer.ggml.bos_token_id", START).unwrap();
+    Model::from_file(File::from_bytes(written(writer, TEMPLATE, &[])).unwrap()).unwrap()
+}
+
+fn bytes_with(template: &str, control: &[&str]) -> Vec<u8> {
+    written(Writer::new(), template, control)
+}
+
+fn written(mut writer: Writer<'_>, template: &str, control: &[&str]) -> Vec<u8> {
     let mut tokens: Vec<String> = ('!'..='~').map(String::from).collect();
     tokens.extend(["Ġ", "Ċ", "<|start|>", "<|end|>", "the", "Ġthe"].map(String::from));
     tokens.extend(control.iter().map(|token| (*token).to_owned()));

@@ -13,7 +13,42 @@ pub(super) struct BatchLine {
     pub(super) id: Option<Value>,
     body: Map<String, Value>,
     messages: Vec<Message>,
+    /// Whether it is a text that the model continues, as of `/v1/completions`: no template is applied, and control tokens that are
+    /// spelled out are those tokens.
+    is_raw: bool,
 }
+
+/// Fields of a request that have an effect.
+const FIELDS: &[&str] = &[
+    "messages",
+    "prompt",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "repeat_penalty",
+    "logprobs",
+    "top_logprobs",
+    "response_format",
+    "json_schema",
+    "grammar",
+];
+
+/// Fields that clients send with every request, and that change no answer here: the model is that of the command, and results
+/// come in one piece.
+const IGNORED: &[&str] = &["id", "model", "user", "metadata", "store", "service_tier"];
+
+/// Fields of a line beside its body in OpenAI's batch files.
+const BESIDE_BODY: &[&str] = &["id", "method", "url"];
+
+/// The addresses that lines of OpenAI's batch files may have, each with the field of its requests.
+const URLS: [(&str, &str); 2] = [("/v1/chat/completions", "messages"), ("/v1/completions", "prompt")];
 
 impl BatchLine {
     /// Parses a line. An error says what is wrong with it.
@@ -21,19 +56,30 @@ impl BatchLine {
         let value: Value = serde_json::from_str(line).map_err(|error| {
             // Its line is that of the file; the parser has seen one.
             let text = error.to_string();
-            text.split_once(" at line ")
-                .map_or(text.clone(), |(reason, _)| format!("{reason} at column {}", error.column()))
+            match text.split_once(" at line ") {
+                Some((reason, _)) => format!("it is no JSON: {reason} at column {}", error.column()),
+                None => format!("it is no JSON: {text}"),
+            }
         })?;
         let Value::Object(mut object) = value else {
             return Err("not a JSON object".to_owned());
         };
         let id = object.remove("custom_id").or_else(|| object.remove("id"));
         // As in OpenAI's batch files.
-        let body = match object.remove("body") {
-            Some(Value::Object(body)) => body,
+        let (body, is_openai) = match object.remove("body") {
+            Some(Value::Object(body)) => {
+                refuse_unknown(&object, |name, _| BESIDE_BODY.contains(&name))?;
+                check_url(object.get("url"), &body)?;
+                (body, true)
+            }
             Some(_) => return Err("\"body\" must be an object".to_owned()),
-            None => object,
+            None => (object, false),
         };
+        refuse_unknown(&body, |name, value| match name {
+            "n" => value == &Value::from(1),
+            "stream" => value == &Value::Bool(false),
+            _ => FIELDS.contains(&name) || IGNORED.contains(&name),
+        })?;
         let messages = match (body.get("messages"), body.get("prompt")) {
             (Some(_), Some(_)) => return Err("it has both \"messages\" and \"prompt\"".to_owned()),
             (Some(messages), None) => {
@@ -43,7 +89,8 @@ impl BatchLine {
             (None, Some(_)) => return Err("\"prompt\" must be a string".to_owned()),
             (None, None) => return Err("it has neither \"messages\" nor \"prompt\"".to_owned()),
         };
-        Ok(BatchLine { id, body, messages })
+        let is_raw = is_openai && body.contains_key("prompt");
+        Ok(BatchLine { id, body, messages, is_raw })
     }
 
     /// The request, with the command's options where it has none of its own.
@@ -100,7 +147,8 @@ impl BatchLine {
         };
         let max_tokens = count("max_tokens")?.or(count("max_completion_tokens")?).or(options.max_tokens);
         let grammar = grammar::of_fields(|name| self.field(name))?.or_else(|| options.grammar.clone());
-        let options = &GeneratorOptions { grammar, ..options.clone() };
+        let (raw, special) = (options.raw || self.is_raw, options.special || self.is_raw);
+        let options = &GeneratorOptions { grammar, raw, special, ..options.clone() };
         let request = Request::chat(model, options, &self.messages).map_err(|error| error.to_string())?;
         Ok(Request { sampling, stops, logprobs, max_tokens, ..request })
     }
@@ -108,5 +156,32 @@ impl BatchLine {
     /// A field that is there and not null.
     fn field(&self, name: &str) -> Option<&Value> {
         self.body.get(name).filter(|value| !value.is_null())
+    }
+}
+
+/// An error unless a line of OpenAI's batch files has the address of a request that is answered, with the field of such requests.
+fn check_url(url: Option<&Value>, body: &Map<String, Value>) -> Result<(), String> {
+    let Some(url) = url.filter(|url| !url.is_null()) else { return Ok(()) };
+    match URLS.iter().find(|(known, _)| url == known) {
+        Some((_, field)) if body.contains_key(*field) => Ok(()),
+        Some((url, field)) => Err(format!("a request for {url} has {field:?} in its body")),
+        None => {
+            let [(chat, _), (text, _)] = URLS;
+            Err(format!("\"url\" must be {chat:?} or {text:?}, not {url}"))
+        }
+    }
+}
+
+/// An error with the first field that is neither null nor known: its request would get the answer to another question.
+fn refuse_unknown(
+    fields: &Map<String, Value>,
+    is_known: impl Fn(&str, &Value) -> bool,
+) -> Result<(), String> {
+    let unknown = fields.iter().find(|(name, value)| !value.is_null() && !is_known(name, value));
+    match unknown.map(|(name, _)| name.as_str()) {
+        None => Ok(()),
+        Some("n") => Err("\"n\" must be 1: write a line for each answer".to_owned()),
+        Some("stream") => Err("\"stream\" must be false: results come in one piece".to_owned()),
+        Some(name) => Err(format!("unknown field {name:?}")),
     }
 }

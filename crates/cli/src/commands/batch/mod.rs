@@ -3,6 +3,7 @@
 mod input;
 mod lines;
 mod output;
+mod results;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -18,7 +19,8 @@ use serde_json::{Value, json};
 
 use self::input::{BatchInput, InputLine, Next};
 use self::lines::BatchLine;
-use self::output::{BatchOutput, DoneResult};
+use self::output::{BatchOutput, ResultLine};
+use self::results::{ResultOrigin, model_digest};
 use crate::answer::{AnswerOptions, finish_name};
 use crate::failure::{Failure, Outcome};
 use crate::model_options::ModelOptions;
@@ -39,6 +41,10 @@ pub(crate) struct BatchArgs {
     /// Start anew, in place of results that the output file has
     #[arg(long, requires = "output")]
     overwrite: bool,
+    /// Answer requests again whose results in the output file are errors; their lines may have been corrected, all others must be the
+    /// same. Results stay as they are until all of them are there again
+    #[arg(long, requires = "output", conflicts_with = "overwrite")]
+    retry_failed: bool,
     #[command(flatten)]
     serving: ServingOptions,
     #[command(flatten)]
@@ -52,14 +58,21 @@ const FORMAT: &str = r#"Requests:
   {"prompt": "Why is the sky blue?"}
   {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50, "id": "second"}
   {"custom_id": "third", "body": {"messages": [...], "temperature": 0}}
+  {"custom_id": "fourth", "url": "/v1/completions", "body": {"prompt": "The sky is blue because"}}
+A prompt is a message of the user; with --raw, and in the body of a line of OpenAI's batch files, it is a text to continue, without
+the chat template. Such lines may have the url /v1/chat/completions or /v1/completions.
 Fields beside prompt or messages: id or custom_id (any JSON), max_tokens, temperature, top_k, top_p, min_p, seed, stop,
-presence_penalty, frequency_penalty, repeat_penalty, logprobs, response_format, json_schema, grammar (GBNF). Options of the
+presence_penalty, frequency_penalty, repeat_penalty, logprobs, response_format, json_schema, grammar (GBNF). A request with
+other fields is an error, except those that change no answer (model, user, metadata, store, service_tier). Options of the
 command line are the defaults; request number n has the seed of -s plus n unless it has its own.
 Results:
   {"index": 0, "text": "…", "finish": "stop", "usage": {"prompt_tokens": 9, "completion_tokens": 50, "cached_tokens": 0}}
   {"index": 1, "id": "second", "error": "line 2: …"}
+  {"id": "batch_req_2", "custom_id": "third", "response": {"status_code": 200, "body": {"choices": …}}, "error": null}
+Lines with a body have results as in OpenAI's batch files. Each result also has digests of its request and model: a batch goes
+on only after results of the same requests and the same model.
 The batch ends with exit code 1 if a request failed. If the model itself fails, the batch stops: start it again with the same
-output file, and it goes on after the last result."#;
+output file, and it goes on after the last result. Options of the command line are not compared with those of earlier results."#;
 
 /// Requests that are read ahead of the first one without a result, as a multiple of those computed at once.
 const READ_AHEAD: usize = 8;
@@ -80,16 +93,20 @@ pub(crate) fn batch(arguments: &BatchArgs) -> Outcome {
         return arguments.serving.load(&arguments.model, &prepared, batching).map(|_| ());
     }
     let input = BatchInput::open(&arguments.input)?;
-    let mut output = BatchOutput::open(arguments.output.as_deref(), &arguments.input, arguments.overwrite)?;
+    let (path, retry) = (arguments.output.as_deref(), arguments.retry_failed);
+    let mut output = BatchOutput::open(path, &arguments.input, arguments.overwrite, retry)?;
     let (opened, opening) = arguments.model.with_load(load).open()?;
     let devices = arguments.model.open_devices()?;
     let batching = arguments.serving.batcher(&opened, options.engine.clone(), &devices)?;
+    let model = model_digest(&opened);
     let mut prepared = arguments.model.place_on(opened, opening, &batching.engine, Some(devices))?;
     arguments.answer.set_template(&mut prepared)?;
     let options = GeneratorOptions {
         template_variables: arguments.answer.template_variables(&prepared.model),
         ..options
     };
+    let file = prepared.model.file().paths().next().and_then(std::path::Path::file_stem);
+    let name = file.map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     let (batcher, _) = arguments.serving.load(&arguments.model, &prepared, batching)?;
     let mut job = Job {
         batcher,
@@ -99,7 +116,11 @@ pub(crate) fn batch(arguments: &BatchArgs) -> Outcome {
         next: 0,
         read: 0,
         failed: 0,
+        first_error: None,
+        kept: 0,
         tokens: 0,
+        model,
+        name,
     };
     let bar = match arguments.model.quiet {
         true => ProgressBar::hidden(),
@@ -124,8 +145,11 @@ pub(crate) fn batch(arguments: &BatchArgs) -> Outcome {
     }
     if !arguments.model.quiet {
         let (seconds, state) = (started.elapsed().as_secs_f64(), job.batcher.state());
-        let answered = plural(job.read - done, "request", "requests");
-        let before = if done > 0 { format!(" ({done} were done before)") } else { String::new() };
+        let answered = plural(job.read - job.kept, "request", "requests");
+        let before = match job.kept {
+            0 => String::new(),
+            kept => format!(" ({kept} were done before)"),
+        };
         note!(
             "{answered}{before} in {seconds:.1} s · {} generated, {:.1} tok/s · {} of prompts found in the KV cache{}",
             plural(job.tokens, "token", "tokens"),
@@ -142,10 +166,12 @@ pub(crate) fn batch(arguments: &BatchArgs) -> Outcome {
     }
     match job.failed {
         0 => Ok(()),
-        failed => Err(Failure::Message(format!(
-            "{} failed; see their results",
-            plural(failed, "request", "requests")
-        ))),
+        failed => {
+            let first = job.first_error.map(|error| format!(" ({error})")).unwrap_or_default();
+            let again = if arguments.output.is_some() { "; --retry-failed answers them again" } else { "" };
+            let requests = plural(failed, "request", "requests");
+            Err(Failure::Message(format!("{requests} failed{first}; see their results{again}")))
+        }
     }
 }
 
@@ -153,6 +179,7 @@ pub(crate) fn batch(arguments: &BatchArgs) -> Outcome {
 #[derive(Default)]
 struct Pending {
     index: usize,
+    origin: ResultOrigin,
     id: Option<Value>,
     text: String,
     reasoning: String,
@@ -166,12 +193,19 @@ struct Job {
     options: GeneratorOptions,
     running: HashMap<RequestId, Pending>,
     /// Results that wait for earlier ones.
-    finished: BTreeMap<usize, Value>,
+    finished: BTreeMap<usize, ResultLine>,
     /// The first request without a written result, and the number of requests read.
     next: usize,
     read: usize,
     failed: usize,
+    /// Why the first of them failed, if it did in this run.
+    first_error: Option<String>,
+    /// Results that were there already and are kept.
+    kept: usize,
     tokens: usize,
+    /// A digest of the model, and its name.
+    model: String,
+    name: String,
 }
 
 impl Job {
@@ -194,7 +228,7 @@ impl Job {
             {
                 let wait = self.running.is_empty().then_some(WAIT);
                 match input.next(wait).map_err(|error| Failure::file("read", &arguments.input, &error))? {
-                    Next::Line(line) => self.add(line, output.done())?,
+                    Next::Line(line) => self.add(line, output)?,
                     Next::Waiting => break,
                     Next::End => at_end = true,
                 }
@@ -214,11 +248,13 @@ impl Job {
     }
 
     /// Adds the request of a line, unless its result is there already. A wrong one has an error for a result.
-    fn add(&mut self, line: InputLine, done: &[DoneResult]) -> Outcome {
+    fn add(&mut self, line: InputLine, output: &mut BatchOutput) -> Outcome {
         let index = self.read;
+        let origin = ResultOrigin::of(&line.text);
         let parsed = line.text.and_then(|text| BatchLine::parse(&text));
         let id = parsed.as_ref().ok().and_then(|line| line.id.clone());
-        if let Some(result) = done.get(index) {
+        let done = output.done().get(index);
+        if let Some(result) = done.filter(|result| !(result.failed && output.retries())) {
             if parsed.is_ok() && result.id != id {
                 let name = |id: &Option<Value>| id.as_ref().map_or("none".to_owned(), Value::to_string);
                 return Err(Failure::Message(format!(
@@ -228,16 +264,34 @@ impl Job {
                     name(&result.id)
                 )));
             }
+            let changed =
+                |own: &str, written: &Option<String>| written.as_ref().is_some_and(|other| other != own);
+            let problem = match result {
+                result if changed(&origin.request, &result.request) => "is of another request",
+                result if changed(&self.model, &result.model) => "is of another model",
+                _ => "",
+            };
+            if !problem.is_empty() {
+                return Err(Failure::Message(format!(
+                    "line {}: its result in the output {problem}; choose another file, or use --overwrite",
+                    line.number
+                )));
+            }
             self.failed += usize::from(result.failed);
+            self.kept += 1;
             self.read += 1;
-            self.next = self.read;
+            if output.retries() {
+                self.finished.insert(index, output.kept(index)?);
+            } else {
+                self.next = self.read;
+            }
             return Ok(());
         }
         self.read += 1;
         let submitted = parsed
             .and_then(|line| line.request(self.batcher.model(), &self.options, index))
             .and_then(|request: Request| self.batcher.submit(request).map_err(|error| error.to_string()));
-        let pending = Pending { index, id, ..Pending::default() };
+        let pending = Pending { index, origin, id, ..Pending::default() };
         match submitted {
             Ok(request) => {
                 self.running.insert(request, pending);
@@ -249,17 +303,13 @@ impl Job {
 
     fn fail(&mut self, pending: Pending, error: &str) {
         self.failed += 1;
-        self.finish(pending.index, pending.id, json!({ "error": error }));
+        self.first_error.get_or_insert_with(|| error.to_owned());
+        self.finish(pending.index, &pending.origin, pending.id, json!({ "error": error }));
     }
 
-    fn finish(&mut self, index: usize, id: Option<Value>, mut result: Value) {
-        if let Some(object) = result.as_object_mut() {
-            object.insert("index".to_owned(), index.into());
-            if let Some(id) = id {
-                object.insert("id".to_owned(), id);
-            }
-        }
-        self.finished.insert(index, result);
+    fn finish(&mut self, index: usize, origin: &ResultOrigin, id: Option<Value>, result: Value) {
+        let line = origin.line(index, id, result, &self.model, &self.name);
+        self.finished.insert(index, ResultLine::New(line));
     }
 
     /// Takes in an event. A failure that is not the request's own ends the batch: the request can be answered another time.
@@ -299,7 +349,7 @@ impl Job {
                         object.insert("logprobs".to_owned(), pending.logprobs.into());
                     }
                 }
-                self.finish(pending.index, pending.id, result);
+                self.finish(pending.index, &pending.origin, pending.id, result);
             }
             Event::Failed(error) => {
                 let Some(pending) = self.running.remove(&id) else { return Ok(()) };
@@ -308,6 +358,7 @@ impl Job {
                     LlmError::Logits(_)
                         | LlmError::ChangedLogits(_)
                         | LlmError::SamplingHook(_)
+                        | LlmError::HookPanicked
                         | LlmError::Token { .. }
                 );
                 if !own {
@@ -322,7 +373,7 @@ impl Job {
     }
 
     /// Results that are next in order.
-    fn in_order(&mut self) -> Vec<Value> {
+    fn in_order(&mut self) -> Vec<ResultLine> {
         let mut results = Vec::new();
         while let Some(result) = self.finished.remove(&self.next) {
             results.push(result);

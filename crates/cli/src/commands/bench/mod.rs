@@ -66,7 +66,7 @@ pub(crate) struct BenchArgs {
         value_parser = values::whole
     )]
     depth: Vec<usize>,
-    /// Number of repetitions, after one warm-up (none with --no-warmup)
+    /// Number of repetitions, after a warm-up that compiles everything (none with --no-warmup)
     #[arg(
         short,
         long,
@@ -253,7 +253,7 @@ fn measure(
     let mut tests = arguments.tests(encoder)?;
     let needed = tests.iter().map(|test| test.depth.saturating_add(test.samples.tokens)).max().unwrap_or(0);
     let mut options = EngineOptions { greedy: !arguments.logits, ..model.engine() };
-    options.neurons.observe = arguments.record.counts_neurons();
+    arguments.record.count_neurons(&mut options);
     if encoder {
         if !model.quiet && arguments.depth.iter().any(|depth| *depth > 0) {
             note!("quadriga: -d has no effect: an encoder has no KV cache");
@@ -288,13 +288,13 @@ fn measure(
         length => tokens_on_topics(vocabulary, needed, topics, length),
     };
     prepared.explain_gate_threshold(&tokens)?;
-    for round in usize::from(!warm_up)..=arguments.rounds {
+    if warm_up {
+        subject.warm_up(&tests, &tokens, topics > 0)?;
+    }
+    for _ in 0..arguments.rounds {
         for test in &mut tests {
             let seconds = subject.run(test, &tokens, topics > 0)?;
-            // Round 0 is the warm-up.
-            if round > 0 {
-                test.samples.speeds.push(test.samples.tokens as f64 / seconds.max(1e-9));
-            }
+            test.samples.speeds.push(test.samples.tokens as f64 / seconds.max(1e-9));
         }
     }
     // Memory taken from each device as the device reports it: buffers and the driver's own.

@@ -48,6 +48,20 @@ pub(super) enum Subject {
 }
 
 impl Subject {
+    /// Runs all tests, and once more where the plan of a longer batch has let the memory grow that all plans share: those from
+    /// before it are compiled again then.
+    pub(super) fn warm_up(&mut self, tests: &[Test], tokens: &[u32], given: bool) -> Outcome {
+        for _ in 0..2 {
+            for test in tests {
+                self.run(test, tokens, given)?;
+            }
+            if !matches!(self, Subject::Engine(engine) if !engine.session().is_compiled()) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Runs a test once; text is generated with the given tokens, or else with the most probable ones where a device computes
     /// those. The seconds that it took.
     pub(super) fn run(&mut self, test: &Test, tokens: &[u32], given: bool) -> Outcome<f64> {

@@ -132,7 +132,7 @@ impl ChatSession {
         };
         let ctrl_c = interrupt::catch_and_cancel(self.generator.cancel_flag());
         let mut out = io::stdout().lock();
-        let answer = self.generator.continue_with(&fitted.tokens, request)?;
+        let answer = self.generator.chat_with(&fitted.messages, request)?;
         let (shown, mut aside) = (self.answer.reasoning.display(self.model.quiet), io::stderr());
         let printer = AnswerPrinter::new(&mut out, &mut aside, terminal::escapes_answers(), shown);
         let answered = stream(answer, &ctrl_c, printer)?;
@@ -264,6 +264,7 @@ impl ChatSession {
 
     pub(super) fn load_file(&mut self, path: &Path) -> Outcome {
         self.conversation = Conversation::read(path)?;
+        self.said_dropped = false;
         note!("Loaded {} from {}.", self.count(), path.display());
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! Finds, plans and loads the models that are served.
 
+use std::cell::Cell;
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -7,7 +9,7 @@ use std::time::Duration;
 use quadriga_llm::placement::Devices;
 use quadriga_llm::{EmbedderOptions, EngineOptions, GeneratorOptions, Model, Pooling, RequestLoad, can_rank};
 use quadriga_server::{
-    LoadError, ModelEntry, ModelLoader, PlanPictures, ServedModel, check_capacity, check_memory,
+    LoadError, ModelEntry, ModelLoader, PlanPictures, ServedModel, check_capacity, check_memory, device_bytes,
 };
 use quadriga_view::Picture;
 
@@ -63,6 +65,21 @@ impl Loader {
     /// The name of the model that is loaded at the start.
     pub(super) fn first(&self) -> Option<String> {
         self.first.as_ref().map(|entry| entry.name.clone())
+    }
+
+    /// Whether every model that has an alias is there.
+    ///
+    /// # Errors
+    /// Which is not.
+    pub(super) fn check_aliases(&self) -> Outcome {
+        let entries = self.entries();
+        let is_missing = |model: &str| entries.iter().all(|entry| entry.name != model);
+        match aliases_of_models(&self.arguments).find(|(_, model)| is_missing(model)) {
+            Some((alias, model)) => {
+                Err(Failure::Usage(format!("--alias {alias}={model}: there is no model {model}")))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Where the reason is kept why the first model was not loaded.
@@ -174,6 +191,7 @@ impl Load<'_> {
         let (batcher, _) = arguments.serving.load(&self.options, &prepared, batching)?;
         let pictures = self.pictures(&prepared);
         let served = ServedModel::start(self.entry.name.clone(), batcher, options, Some(pictures))?;
+        let served = served.with_device_bytes(bytes_on_devices(&prepared));
         let served = served.with_seed(arguments.answer.fixed_seed()).with_pooling(arguments.pooling);
         Ok(Some(served.with_reasoning_output(arguments.reasoning_format)))
     }
@@ -191,6 +209,7 @@ impl Load<'_> {
         let (embedder, _) = prepared.embedder(embedding)?;
         let (model, pictures) = (prepared.model.clone(), self.pictures(&prepared));
         let served = ServedModel::encoder(self.entry.name.clone(), model, engine, Some(pictures));
+        let served = served.with_device_bytes(bytes_on_devices(&prepared));
         Ok(Some(served.with_pooling(pooling).with_embedder(Box::new(move || Ok(embedder)))))
     }
 
@@ -198,6 +217,16 @@ impl Load<'_> {
         let picture = Picture::new(self.entry.name.clone(), prepared.placed.forecast.explain());
         PlanPictures { svg: picture.svg(), html: picture.html() }
     }
+}
+
+/// Bytes that the plans of a model take of GPUs.
+fn bytes_on_devices(prepared: &Prepared) -> u64 {
+    let sum = Cell::new(0_u64);
+    let Ok(()) = prepared.check_plans(|plan, backends| -> Result<(), Infallible> {
+        sum.set(sum.get().saturating_add(device_bytes(plan, backends)));
+        Ok(())
+    });
+    sum.get()
 }
 
 /// Only a classification head gives ranks.
@@ -225,7 +254,12 @@ impl ModelLoader for Loader {
         };
         let first = self.first.as_ref().map(opened);
         let others = self.arguments.models_dir.as_deref().map(|folder| folder_models(folder, first.as_ref()));
-        first.into_iter().chain(others.into_iter().flatten()).collect()
+        let mut all: Vec<ModelEntry> = first.into_iter().chain(others.into_iter().flatten()).collect();
+        for (alias, model) in aliases_of_models(&self.arguments) {
+            let named = all.iter_mut().find(|entry| entry.name == model);
+            named.into_iter().for_each(|entry| entry.aliases.push(alias.to_owned()));
+        }
+        all
     }
 
     fn load(&self, name: &str) -> Result<ServedModel, LoadError> {
@@ -262,9 +296,14 @@ fn first_entry(arguments: &ServeArgs) -> ModelEntry {
     // Of OWNER/NAME, the name.
     let repository = arguments.model.repository().and_then(|name| name.rsplit('/').next());
     let name = || repository.map_or_else(|| model_name(path), str::to_owned);
-    let mut aliases = arguments.alias.iter().cloned();
+    let mut aliases = arguments.alias.iter().filter(|alias| !alias.contains('=')).cloned();
     let first = entry(aliases.next().unwrap_or_else(name), path.to_owned());
     ModelEntry { aliases: aliases.collect(), ..first }
+}
+
+/// The aliases of `--alias NAME=MODEL`, each with its model.
+fn aliases_of_models(arguments: &ServeArgs) -> impl Iterator<Item = (&str, &str)> {
+    arguments.alias.iter().filter_map(|alias| alias.split_once('='))
 }
 
 fn entry(name: String, path: PathBuf) -> ModelEntry {

@@ -1,5 +1,6 @@
 //! `quadriga serve`: answers requests over HTTP, with the interfaces of OpenAI, Anthropic, Ollama and llama-server.
 
+mod descriptors;
 mod loader;
 mod logs;
 mod memory;
@@ -17,6 +18,7 @@ use quadriga_server::{
     App, Hosts, Interface, Keys, Limits, ListenAddress, ModelPolicy, ModelRegistry, Origins, ReasoningOutput,
     Server, TlsFiles,
 };
+use quadriga_view::format::plural;
 
 use self::loader::Loader;
 use self::logs::{LogFormat, LogLevel};
@@ -26,7 +28,7 @@ use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::model_options::ModelOptions;
 use crate::serving_options::ServingOptions;
-use crate::{ranks, size, values};
+use crate::{llama_environment, model_argument, notes, ranks, size, values};
 
 /// Headings of the help text.
 const SERVER: &str = "Server options";
@@ -45,7 +47,10 @@ const LAST_THREADS: Duration = Duration::from_secs(5);
 /// Arguments of `quadriga serve`.
 #[derive(Clone, clap::Args)]
 pub(crate) struct ServeArgs {
-    /// Address to listen at, or the path of a Unix socket that ends in .sock
+    /// Model file, or ORG/REPO-GGUF of the hub; the same as -m and -hf
+    #[arg(value_name = "MODEL")]
+    file: Option<String>,
+    /// Address to listen at, or the path of a Unix socket, which has a slash or ends in .sock
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", help_heading = SERVER)]
     host: String,
     /// Port to listen at, 0 for any free one
@@ -72,7 +77,7 @@ pub(crate) struct ServeArgs {
     /// Host names under which a server without keys may be asked on the loopback interface, separated by commas, * for all [default: localhost and addresses]
     #[arg(long, value_name = "LIST", help_heading = SERVER)]
     allowed_hosts: Option<String>,
-    /// Name of the model in answers, and further names that it answers to, separated by commas [default: the file's name without .gguf]
+    /// Name of the model in answers, further names that it answers to, and NAME=MODEL for other models, separated by commas [default: the file's name without .gguf]
     #[arg(long, short = 'a', value_name = "NAMES", value_delimiter = ',', value_parser = values::not_empty, help_heading = SERVER)]
     alias: Vec<String>,
     /// How the vectors of a text's tokens become its embedding: none, mean, cls, last or rank [default: as the file says]
@@ -127,6 +132,15 @@ pub(crate) struct ServeArgs {
         help_heading = LIMITS
     )]
     timeout: usize,
+    /// Seconds after which a stream without anything to say sends a comment, 0 for never
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 15,
+        allow_negative_numbers = true,
+        help_heading = LIMITS
+    )]
+    sse_ping_interval: i64,
     /// Seconds that answers have to be finished after SIGTERM
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = values::whole, help_heading = LIMITS)]
     drain_timeout: usize,
@@ -215,6 +229,16 @@ pub(crate) fn serve(arguments: &ServeArgs) -> Outcome {
         return Err(Failure::Usage(reason.to_owned()));
     }
     let mut own = arguments.clone();
+    if let Some(file) = own.file.take() {
+        let texts = [file];
+        let (model, rest) = model_argument::split(&own.model, &texts)?;
+        if let Some(other) = rest.first() {
+            let reason =
+                format!("{other} is not a model: name a .gguf file, or a repository by -hf ORG/REPO");
+            return Err(Failure::Usage(reason));
+        }
+        own.model = model;
+    }
     // They have an effect here.
     let (verbose, verbosity) =
         (std::mem::take(&mut own.model.llama.verbose), std::mem::take(&mut own.model.llama.verbosity));
@@ -232,13 +256,17 @@ fn serve_at(arguments: &ServeArgs, level: LogLevel) -> Outcome {
         arguments.foreign.without_effect().for_each(|reason| note!("quadriga: {reason}"));
     }
     memory::use_one_arena();
+    descriptors::raise_limit();
     let collector = arguments.otlp_endpoint.as_deref();
     let _traces = logs::install(arguments.log_format, level, arguments.log_prompts, collector)?;
+    llama_environment::warn();
     tracing::debug!(host = arguments.host, port = arguments.port, "starting");
     let loader = Loader::new(arguments);
-    if ranks::are_several() && loader.first().is_none() {
+    loader.check_aliases()?;
+    if ranks::are_several() && arguments.models_dir.is_some() {
         return Err(Failure::Usage(
-            "--models-dir needs a model for all ranks, too: name one with -m".to_owned(),
+            "--models-dir: ranks serve one model; name it with -m, and start a server for each other one"
+                .to_owned(),
         ));
     }
     if ranks::follows() {
@@ -258,11 +286,18 @@ fn serve_at(arguments: &ServeArgs, level: LogLevel) -> Outcome {
     let runtime = runtime.map_err(|error| Failure::Message(format!("cannot start threads: {error}")))?;
     // The first Ctrl-C is ours to handle, the second ends the process.
     interrupt::catch_to_the_end();
+    let mut served = None;
     let outcome = runtime.block_on(async {
         let secure = app.tls().is_some();
-        let server = Server::bind(app, address.clone())
-            .await
-            .map_err(|error| Failure::Message(format!("cannot listen at {address}: {error}")))?;
+        let server = Server::bind(app, address.clone()).await.map_err(|error| {
+            let hint = match error.kind() {
+                std::io::ErrorKind::AddrInUse => {
+                    "; another port is chosen by --port N, a free one by --port 0"
+                }
+                _ => "",
+            };
+            Failure::Message(format!("cannot listen at {address}: {error}{hint}"))
+        })?;
         let address = server.address().map_or(address, ListenAddress::Tcp);
         let (app, (stop, stopped)) = (Arc::clone(server.app()), Server::stop_handle());
         tokio::spawn(signals::handle(Arc::clone(&app), stop.clone()));
@@ -280,7 +315,7 @@ fn serve_at(arguments: &ServeArgs, level: LogLevel) -> Outcome {
             app.set_starting(false);
         }
         if !arguments.model.quiet {
-            let name = first.unwrap_or_else(|| "a folder of models".to_owned());
+            let name = first.unwrap_or_else(|| Arguments(arguments).folder_text(&app));
             let url = match &address {
                 ListenAddress::Tcp(address) if secure => format!("https://{address}"),
                 ListenAddress::Tcp(address) => format!("http://{address}"),
@@ -300,9 +335,12 @@ fn serve_at(arguments: &ServeArgs, level: LogLevel) -> Outcome {
             return Err(Failure::Lost(reason));
         }
         drop(stop);
+        served = Some(app);
         Ok(())
     });
     runtime.shutdown_timeout(LAST_THREADS);
+    // Its models write prefixes to the cache file, however long that takes.
+    drop(served);
     outcome
 }
 
@@ -338,14 +376,15 @@ impl Arguments<'_> {
             && !address.ip().is_loopback()
             && keys.count() == 0
         {
-            note!(
-                "quadriga: WARNING: everybody who reaches {} can use this server; --api-key KEY or --api-key-file FILE asks for a key",
+            notes::warning(&format!(
+                "everybody who reaches {} can use this server; --api-key KEY or --api-key-file FILE asks for a key",
                 address.ip()
-            );
+            ));
         }
         let tls = match (&arguments.tls_cert, &arguments.tls_key) {
             (Some(certificate), Some(key)) => {
-                Some(TlsFiles::open(certificate.clone(), key.clone()).map_err(Failure::Usage)?)
+                let named = |reason| Failure::Usage(format!("--tls-cert, --tls-key: {reason}"));
+                Some(TlsFiles::open(certificate.clone(), key.clone()).map_err(named)?)
             }
             _ => None,
         };
@@ -381,20 +420,41 @@ impl Arguments<'_> {
             write_time: time,
             connections: arguments.max_connections,
             drain: Duration::from_secs(arguments.drain_timeout as u64),
+            ping: match u32::try_from(arguments.sse_ping_interval) {
+                Ok(seconds @ 1..) => Duration::from_secs(seconds.into()),
+                // Longer than any connection lives.
+                Ok(0) | Err(_) => Duration::from_secs(u32::MAX.into()),
+            },
             ..defaults
         }
     }
 
     fn policy(&self) -> ModelPolicy {
-        // Ranks follow one engine, which stays.
-        let seconds = u64::try_from(self.0.sleep_idle_seconds).ok().filter(|_| !ranks::are_several());
-        ModelPolicy { most: self.0.models_max, keep_alive: seconds.map(Duration::from_secs) }
+        let seconds = u64::try_from(self.0.sleep_idle_seconds).ok();
+        let stays = ranks::are_several()
+            .then_some("ranks follow the engine that they started with; end the server to free their memory");
+        ModelPolicy { most: self.0.models_max, keep_alive: seconds.map(Duration::from_secs), stays }
+    }
+
+    /// The folder of models, with the names of the first of them.
+    fn folder_text(&self, app: &App) -> String {
+        const SHOWN: usize = 8;
+        let names: Vec<String> = app.models().list().into_iter().map(|listed| listed.name).collect();
+        let folder = self.0.models_dir.as_deref().unwrap_or(std::path::Path::new("")).display();
+        if names.is_empty() {
+            notes::warning(&format!(
+                "--models-dir {folder} has no GGUF file; files that are added are found"
+            ));
+        }
+        let shown: Vec<&str> = names.iter().take(SHOWN).map(String::as_str).collect();
+        let more = if names.len() > SHOWN { ", …" } else { "" };
+        format!("{folder} with {} ({}{more})", plural(names.len(), "model", "models"), shown.join(", "))
     }
 
     /// The address of a host's name or number, or a Unix socket.
     fn address(&self) -> Outcome<ListenAddress> {
         let (host, port) = (self.0.host.as_str(), self.0.port);
-        if host.ends_with(".sock") {
+        if host.ends_with(".sock") || host.contains('/') {
             return Ok(ListenAddress::Unix { path: host.into(), mode: self.0.socket_mode });
         }
         if let Ok(ip) = host.parse::<IpAddr>() {

@@ -139,3 +139,73 @@ pub(super) fn shuffled(count: usize, rng: &mut Rng) -> Vec<usize> {
     }
     order
 }
+
+#[cfg(test)]
+mod tests {
+    use quadriga_gguf::File;
+
+    use super::*;
+    use crate::interrupt::catch;
+
+    /// The rows of a tensor that topics write.
+    fn rows(topics: &Topics, name: &str, dims: [usize; 2]) -> Vec<Vec<f32>> {
+        let ctrl_c = catch();
+        let mut writer = Writer::new();
+        let spec = TensorSpec { name: name.to_owned(), dims: dims.to_vec(), f32_only: false };
+        assert!(topics.tensor(&mut writer, &spec, DType::F32, &ctrl_c).unwrap());
+        let mut bytes = Vec::new();
+        writer.write_to(&mut bytes).unwrap();
+        let file = File::from_bytes(bytes).unwrap();
+        let bytes = file.tensors().next().unwrap().bytes().to_vec();
+        let values: Vec<f32> =
+            bytes.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
+        values.chunks(dims[1]).map(<[f32]>::to_vec).collect()
+    }
+
+    /// What the module's text says of 128 experts, 8 of which a token uses, in a layer that sees what the layers before it have added.
+    #[test]
+    fn tokens_of_a_topic_use_the_same_experts_as_often_as_the_text_says() {
+        let (width, experts, used, count, tokens) = (512, 128, 8, 4, 96);
+        let topics = Topics::new(count, used, 11);
+        let embeddings = rows(&topics, "token_embd.weight", [tokens * count, width]);
+        let mut rng = Rng::new(3);
+        let (mut next, mut of_eight, mut pairs) = (0, 0, [0, 0]);
+        for layer in 0..6 {
+            let router = rows(&topics, &format!("blk.{layer}.ffn_gate_inp.weight"), [experts, width]);
+            for topic in 0..count {
+                let mut seen: Vec<Vec<usize>> = Vec::new();
+                for token in 0..tokens {
+                    // As much as forty layers add.
+                    let added = (TOPIC * TOPIC / (SEEN * SEEN) - TOPIC * TOPIC - TOKEN * TOKEN).sqrt();
+                    let row: Vec<f32> = embeddings[token * count + topic]
+                        .iter()
+                        .map(|x| x + added * normal(&mut rng))
+                        .collect();
+                    let norm = (row.iter().map(|x| x * x).sum::<f32>() / width as f32).sqrt();
+                    let logit = |weights: &Vec<f32>| -> f32 {
+                        weights.iter().zip(&row).map(|(w, x)| w * x / norm).sum()
+                    };
+                    let mut order: Vec<(f32, usize)> =
+                        router.iter().map(logit).enumerate().map(|(expert, logit)| (logit, expert)).collect();
+                    order.sort_by(|a, b| b.0.total_cmp(&a.0));
+                    let chosen: Vec<usize> = order[..used].iter().map(|(_, expert)| *expert).collect();
+                    if let Some(last) = seen.last() {
+                        next += chosen.iter().filter(|expert| last.contains(expert)).count();
+                        pairs[0] += used;
+                    }
+                    if seen.len() >= 8 {
+                        let recent = &seen[seen.len() - 8..];
+                        let hit = |expert: &&usize| recent.iter().any(|experts| experts.contains(expert));
+                        of_eight += chosen.iter().filter(hit).count();
+                        pairs[1] += used;
+                    }
+                    seen.push(chosen);
+                }
+            }
+        }
+        let [next, of_eight] = [next as f64 / pairs[0] as f64, of_eight as f64 / pairs[1] as f64];
+        println!("{next:.3} of the next token's, {of_eight:.3} among those of eight");
+        assert!((next - 0.45).abs() < 0.08, "{next:.3} of the next token's experts");
+        assert!((of_eight - 0.80).abs() < 0.08, "{of_eight:.3} among those of the eight tokens before");
+    }
+}

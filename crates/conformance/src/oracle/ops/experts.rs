@@ -17,14 +17,14 @@ pub(super) fn select(
     scores: &View<'_>,
     out: &mut ViewMut<'_>,
 ) -> Result<(), EvalError> {
-    let SelectExperts { used, groups, groups_used } = *parameters;
+    let SelectExperts { used, groups, groups_used, group_score } = *parameters;
     let size = scores.layout.cols() / groups.max(1);
     out.each_row(|i| {
         let row = scores.row(i)?;
         let of = |index: &usize| row.get(*index).copied().unwrap_or(f64::NAN);
         let group_scores: Vec<f64> = row
             .chunks(size.max(1))
-            .map(|group| largest(group, 2).iter().filter_map(|i| group.get(*i)).sum())
+            .map(|group| largest(group, group_score.summed()).iter().filter_map(|i| group.get(*i)).sum())
             .collect();
         let mut kept = largest(&group_scores, groups_used);
         kept.sort_unstable();

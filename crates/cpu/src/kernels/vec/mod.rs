@@ -22,13 +22,15 @@ mod functions;
 mod prefetch;
 mod quantize;
 mod row_sums;
+mod row_tiles;
 mod rows;
 pub(crate) mod simd;
 
 pub(crate) use convert::load_elements;
 pub(crate) use functions::{exp, tanh};
 pub(crate) use prefetch::prefetch;
-pub(crate) use row_sums::{RowMatrix, axpy_rows, dot_row, reads_rows_of};
+pub(crate) use row_sums::{RowMatrix, axpy_rows, count_active, dot_row, list_active, reads_rows_of};
+pub(crate) use row_tiles::{add_tile_products, add_tile_rows, tile_stride};
 
 pub use convert::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, load_row};
 pub use quantize::quantize_row;

@@ -7,9 +7,6 @@ use quadriga_graph::blocks::{BlockQ4_0, BlockQ8_0};
 use super::simd::{Simd, dispatch};
 use crate::isa::Isa;
 
-/// Vectors that are summed at a time, in registers.
-const TILE: usize = 8;
-
 /// Rows from one that is read to the one that is prefetched.
 const AHEAD: usize = 12;
 
@@ -20,6 +17,16 @@ trait RowElements {
     /// # Safety
     /// They are readable; the CPU has the instruction set of `S`.
     unsafe fn load<S: Simd>(row: *const u8, at: usize) -> S::V;
+
+    /// Two such vectors, from `at` on, a multiple of `2 S::N`: blocks are unpacked once for both.
+    ///
+    /// # Safety
+    /// As [`load`](RowElements::load), for twice as many elements.
+    #[inline(always)]
+    unsafe fn load_two<S: Simd>(row: *const u8, at: usize) -> [S::V; 2] {
+        // SAFETY: promised by the caller.
+        unsafe { [Self::load::<S>(row, at), Self::load::<S>(row, at + S::N)] }
+    }
 
     /// One element.
     ///
@@ -78,8 +85,19 @@ impl RowElements for Q8Row {
     unsafe fn load<S: Simd>(row: *const u8, at: usize) -> S::V {
         // SAFETY: promised by the caller; a block consists of bytes, and has 32 elements, a multiple of a vector's.
         unsafe {
-            let block = &*row.cast::<BlockQ8_0>().add(at / 32);
-            S::mul(S::splat(block.scale.to_f32()), S::load_i8(block.quants.as_ptr().add(at % 32)))
+            let block = row.cast::<BlockQ8_0>().add(at / 32);
+            let scale = S::splat_f16((&raw const (*block).scale).cast());
+            S::mul(scale, S::load_i8((&raw const (*block).quants).cast::<i8>().add(at % 32)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_two<S: Simd>(row: *const u8, at: usize) -> [S::V; 2] {
+        // SAFETY: promised by the caller; both are of one block.
+        unsafe {
+            let block = row.cast::<BlockQ8_0>().add(at / 32);
+            let scale = S::splat_f16((&raw const (*block).scale).cast());
+            let quants = (&raw const (*block).quants).cast::<i8>().add(at % 32);
+            [S::mul(scale, S::load_i8(quants)), S::mul(scale, S::load_i8(quants.add(S::N)))]
         }
     }
     #[inline(always)]
@@ -93,16 +111,19 @@ impl RowElements for Q8Row {
 impl RowElements for Q4Row {
     #[inline(always)]
     unsafe fn load<S: Simd>(row: *const u8, at: usize) -> S::V {
-        // SAFETY: promised by the caller; sixteen bytes have the low, then the high four bits of 32 elements.
+        // SAFETY: promised by the caller; the rest of both vectors is of the same block.
         unsafe {
-            let block = &*row.cast::<BlockQ4_0>().add(at / 32);
-            let shift = if at % 32 < 16 { 0 } else { 4 };
-            let bytes = block.quants.as_ptr().add(at % 16);
-            let mut quants = [0i8; 16];
-            for (i, quant) in quants.iter_mut().enumerate().take(S::N) {
-                *quant = (bytes.add(i).read() >> shift & 15) as i8 - 8;
-            }
-            S::mul(S::splat(block.scale.to_f32()), S::load_i8(quants.as_ptr()))
+            let [first, second] = Self::load_two::<S>(row, at - at % (2 * S::N));
+            if at.is_multiple_of(2 * S::N) { first } else { second }
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_two<S: Simd>(row: *const u8, at: usize) -> [S::V; 2] {
+        // SAFETY: promised by the caller; a block consists of bytes.
+        unsafe {
+            let block = row.cast::<BlockQ4_0>().add(at / 32);
+            let scale = S::splat_f16((&raw const (*block).scale).cast());
+            S::load_q4_0(scale, (&raw const (*block).quants).cast(), at % 32)
         }
     }
     #[inline(always)]
@@ -150,9 +171,12 @@ unsafe fn dot<S: Simd, R: RowElements>(row: *const u8, x: *const f32, count: usi
         let mut sums = [S::splat(0.0); 4];
         let whole = count - count % (4 * S::N);
         for first in (0..whole).step_by(4 * S::N) {
-            for (i, sum) in sums.iter_mut().enumerate() {
-                let at = first + i * S::N;
-                *sum = S::fma(R::load::<S>(row, at), S::load(x.add(at)), *sum);
+            let (pairs, _) = sums.as_chunks_mut::<2>();
+            for (pair, [even, odd]) in pairs.iter_mut().enumerate() {
+                let at = first + 2 * pair * S::N;
+                let [a, b] = R::load_two::<S>(row, at);
+                *even = S::fma(a, S::load(x.add(at)), *even);
+                *odd = S::fma(b, S::load(x.add(at + S::N)), *odd);
             }
         }
         let mut at = whole;
@@ -221,43 +245,37 @@ unsafe fn axpy<S: Simd, R: RowElements>(
     let at = |row: u32| matrix.base.wrapping_add(row as usize * matrix.stride);
     let (start, bytes) = (matrix.dtype.row_bytes(first), matrix.dtype.row_bytes(sums.len()));
     let (start, bytes) = (start.unwrap_or(0), bytes.unwrap_or(0));
+    let prefetch = |row: u32| {
+        let from = at(row).wrapping_add(start);
+        for line in 0..(from.addr() % 64 + bytes).div_ceil(64) {
+            // SAFETY: a hint, which never faults.
+            unsafe { S::prefetch(from.wrapping_add(64 * line)) };
+        }
+    };
+    rows.iter().take(AHEAD).for_each(|row| prefetch(*row));
     let (count, out) = (sums.len(), sums.as_mut_ptr());
     // SAFETY: promised by the caller; sums are written inside the slice.
     unsafe {
-        let tiles = count / (TILE * S::N);
-        for tile in 0..tiles {
-            let to = out.add(tile * TILE * S::N);
-            let mut acc = [S::splat(0.0); TILE];
-            for (i, acc) in acc.iter_mut().enumerate() {
-                *acc = S::load(to.add(i * S::N));
-            }
-            for (i, (row, factor)) in rows.iter().zip(factors).enumerate() {
-                if tile == 0
+        let mut done = 0;
+        while done + S::N <= count {
+            // The columns of the first tile prefetch those of all.
+            let ahead = |i: usize| {
+                if done == 0
                     && let Some(next) = rows.get(i + AHEAD)
                 {
-                    let from = at(*next).wrapping_add(start);
-                    for line in 0..(from.addr() % 64 + bytes).div_ceil(64) {
-                        S::prefetch(from.wrapping_add(64 * line));
-                    }
+                    prefetch(*next);
                 }
-                let (row, factor) = (at(*row), S::splat(*factor));
-                for (i, acc) in acc.iter_mut().enumerate() {
-                    let column = first + (tile * TILE + i) * S::N;
-                    *acc = S::fma(factor, R::load::<S>(row, column), *acc);
-                }
-            }
-            for (i, acc) in acc.iter().enumerate() {
-                S::store(to.add(i * S::N), *acc);
-            }
-        }
-        let mut done = tiles * TILE * S::N;
-        while done + S::N <= count {
-            let mut acc = S::load(out.add(done));
-            for (row, factor) in rows.iter().zip(factors) {
-                acc = S::fma(S::splat(*factor), R::load::<S>(at(*row), first + done), acc);
-            }
-            S::store(out.add(done), acc);
-            done += S::N;
+            };
+            let list = RowList { matrix, rows, factors };
+            let (column, to) = (first + done, out.add(done));
+            done += S::N
+                * match (count - done) / S::N {
+                    16.. if S::REGISTERS >= 32 => list.add_tile::<S, R, 16>(column, to, ahead),
+                    8.. => list.add_tile::<S, R, 8>(column, to, ahead),
+                    4.. => list.add_tile::<S, R, 4>(column, to, ahead),
+                    2.. => list.add_tile::<S, R, 2>(column, to, ahead),
+                    _ => list.add_tile::<S, R, 1>(column, to, ahead),
+                };
         }
         for i in done..count {
             for (row, factor) in rows.iter().zip(factors) {
@@ -265,4 +283,100 @@ unsafe fn axpy<S: Simd, R: RowElements>(
             }
         }
     }
+}
+
+/// Some rows of a matrix, and their factors.
+#[derive(Clone, Copy)]
+struct RowList<'a> {
+    matrix: RowMatrix,
+    rows: &'a [u32],
+    factors: &'a [f32],
+}
+
+impl RowList<'_> {
+    /// Adds `T` vectors of each row, from a column on, to `to`: their sums stay in registers. Calls `ahead` with the number of
+    /// each row in the list. Returns `T`.
+    ///
+    /// # Safety
+    /// As [`axpy_rows`]; so many sums are writable.
+    #[inline(always)]
+    unsafe fn add_tile<S: Simd, R: RowElements, const T: usize>(
+        self,
+        column: usize,
+        to: *mut f32,
+        ahead: impl Fn(usize),
+    ) -> usize {
+        // SAFETY: promised by the caller.
+        unsafe {
+            let mut sums = [S::splat(0.0); T];
+            for (i, sum) in sums.iter_mut().enumerate() {
+                *sum = S::load(to.add(i * S::N));
+            }
+            for (i, (row, factor)) in self.rows.iter().zip(self.factors).enumerate() {
+                ahead(i);
+                let row = self.matrix.base.wrapping_add(*row as usize * self.matrix.stride);
+                let factor = S::splat(*factor);
+                let (pairs, last) = sums.as_chunks_mut::<2>();
+                for (i, [first, second]) in pairs.iter_mut().enumerate() {
+                    let [a, b] = R::load_two::<S>(row, column + 2 * i * S::N);
+                    (*first, *second) = (S::fma(factor, a, *first), S::fma(factor, b, *second));
+                }
+                for sum in last {
+                    *sum = S::fma(factor, R::load::<S>(row, column + (T - 1) * S::N), *sum);
+                }
+            }
+            for (i, sum) in sums.iter().enumerate() {
+                S::store(to.add(i * S::N), *sum);
+            }
+        }
+        T
+    }
+}
+
+/// Writes the positions of the elements that are not 0 to `list`, in order, and returns how many there are; `list` has room
+/// for all of them.
+pub(crate) fn list_active(isa: Isa, values: &[f32], list: &mut [u32]) -> usize {
+    #[inline(always)]
+    unsafe fn body<S: Simd>(values: &[f32], list: &mut [u32]) -> usize {
+        let mut len = 0;
+        for (chunk, values) in values.chunks(S::N).enumerate() {
+            // SAFETY: promised by the caller.
+            let mut active = unsafe { active_of::<S>(values) };
+            while active != 0 {
+                if let Some(to) = list.get_mut(len) {
+                    *to = (S::N * chunk) as u32 + active.trailing_zeros();
+                    len += 1;
+                }
+                active &= active - 1;
+            }
+        }
+        len
+    }
+    // SAFETY: the CPU has the instruction set.
+    dispatch!(isa, body(values: &[f32], list: &mut [u32]) -> usize)
+}
+
+/// How many elements are not 0.
+pub(crate) fn count_active(isa: Isa, values: &[f32]) -> usize {
+    #[inline(always)]
+    unsafe fn body<S: Simd>(values: &[f32]) -> usize {
+        // SAFETY: promised by the caller.
+        values.chunks(S::N).map(|values| unsafe { active_of::<S>(values) }.count_ones() as usize).sum()
+    }
+    // SAFETY: the CPU has the instruction set.
+    dispatch!(isa, body(values: &[f32]) -> usize)
+}
+
+/// A bit for each of at most `S::N` elements: whether it is not 0.
+///
+/// # Safety
+/// The CPU has the instruction set of `S`.
+#[inline(always)]
+unsafe fn active_of<S: Simd>(values: &[f32]) -> u32 {
+    if values.len() == S::N {
+        // SAFETY: so many elements; the rest is promised by the caller.
+        return unsafe { S::not_zero(S::load(values.as_ptr())) };
+    }
+    let bits = values.iter().enumerate();
+    bits.fold(0, |bits, (i, value)| bits | u32::from(*value != 0.0) << i)
 }

@@ -29,6 +29,11 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn store_f16(to: *mut u16, v: Self::V);
     unsafe fn load_bf16(from: *const u16) -> Self::V;
     unsafe fn load_i8(from: *const i8) -> Self::V;
+    /// One f16 in all elements.
+    unsafe fn splat_f16(from: *const u16) -> Self::V;
+    /// Two vectors of a Q4_0 block's 32 elements, from `at` on, a multiple of `2 N`: `quants` are its sixteen bytes, which have
+    /// the low, then the high four bits.
+    unsafe fn load_q4_0(scale: Self::V, quants: *const u8, at: usize) -> [Self::V; 2];
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
@@ -45,6 +50,8 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn scale_by_power(a: Self::V, n: Self::V) -> Self::V;
     /// `a` where `x ≥ limit`, else 0.
     unsafe fn keep_if_at_least(a: Self::V, x: Self::V, limit: f32) -> Self::V;
+    /// A bit for each element: whether it is not 0.
+    unsafe fn not_zero(a: Self::V) -> u32;
     /// Whether `a > b` in any element.
     unsafe fn any_above(a: Self::V, b: Self::V) -> bool;
     unsafe fn sum(a: Self::V) -> f32;
@@ -111,6 +118,17 @@ unsafe impl Simd for Plain {
         f32::from(unsafe { *from })
     }
     #[inline(always)]
+    unsafe fn splat_f16(from: *const u16) -> f32 {
+        // SAFETY: promised by the caller.
+        half::f16::from_bits(unsafe { from.read_unaligned() }).to_f32()
+    }
+    #[inline(always)]
+    unsafe fn load_q4_0(scale: f32, quants: *const u8, at: usize) -> [f32; 2] {
+        let shift = if at < 16 { 0 } else { 4 };
+        // SAFETY: promised by the caller.
+        [0, 1].map(|i| scale * (f32::from(unsafe { *quants.add(at % 16 + i) } >> shift & 15) - 8.0))
+    }
+    #[inline(always)]
     unsafe fn add(a: f32, b: f32) -> f32 {
         a + b
     }
@@ -156,6 +174,10 @@ unsafe impl Simd for Plain {
     #[inline(always)]
     unsafe fn keep_if_at_least(a: f32, x: f32, limit: f32) -> f32 {
         if x < limit { 0.0 } else { a }
+    }
+    #[inline(always)]
+    unsafe fn not_zero(a: f32) -> u32 {
+        u32::from(a != 0.0)
     }
     #[inline(always)]
     unsafe fn any_above(a: f32, b: f32) -> bool {
@@ -249,6 +271,8 @@ mod x86 {
                 _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()))));
             load_i8(from: *const i8) -> __m256 =
                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast())));
+            splat_f16(from: *const u16) -> __m256 =
+                _mm256_cvtph_ps(_mm_set1_epi16(from.read_unaligned().cast_signed()));
             add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
             sub(a: __m256, b: __m256) -> __m256 = _mm256_sub_ps(a, b);
             mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
@@ -262,10 +286,26 @@ mod x86 {
             floor(a: __m256) -> __m256 = _mm256_floor_ps(a);
             keep_if_at_least(a: __m256, x: __m256, limit: f32) -> __m256 =
                 _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, _mm256_set1_ps(limit)), a);
+            not_zero(a: __m256) -> u32 =
+                _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_NEQ_UQ>(a, _mm256_setzero_ps())).cast_unsigned();
             any_above(a: __m256, b: __m256) -> bool =
                 _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(a, b)) != 0;
         }
 
+        #[inline(always)]
+        unsafe fn load_q4_0(scale: __m256, quants: *const u8, at: usize) -> [__m256; 2] {
+            // SAFETY: promised by the caller.
+            unsafe {
+                let bytes = _mm_srl_epi16(_mm_loadu_si128(quants.cast()), _mm_cvtsi32_si128(at as i32 / 4));
+                let quants = _mm_sub_epi8(_mm_and_si128(bytes, _mm_set1_epi8(15)), _mm_set1_epi8(8));
+                let (low, high) =
+                    (_mm256_cvtepi8_epi32(quants), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(quants)));
+                [
+                    _mm256_mul_ps(scale, _mm256_cvtepi32_ps(low)),
+                    _mm256_mul_ps(scale, _mm256_cvtepi32_ps(high)),
+                ]
+            }
+        }
         #[inline(always)]
         unsafe fn scale_by_power(a: __m256, n: __m256) -> __m256 {
             // SAFETY: promised by the caller. Two steps, so that powers at the ends of the range stay normal.
@@ -380,6 +420,8 @@ mod x86 {
                 _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()))));
             load_i8(from: *const i8) -> __m512 =
                 _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())));
+            splat_f16(from: *const u16) -> __m512 =
+                _mm512_cvtph_ps(_mm256_set1_epi16(from.read_unaligned().cast_signed()));
             add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
             sub(a: __m512, b: __m512) -> __m512 = _mm512_sub_ps(a, b);
             mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
@@ -395,11 +437,26 @@ mod x86 {
             scale_by_power(a: __m512, n: __m512) -> __m512 = _mm512_scalef_ps(a, n);
             keep_if_at_least(a: __m512, x: __m512, limit: f32) -> __m512 =
                 _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(limit)), a);
+            not_zero(a: __m512) -> u32 =
+                u32::from(_mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(a, _mm512_setzero_ps()));
             any_above(a: __m512, b: __m512) -> bool = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b) != 0;
             sum(a: __m512) -> f32 = _mm512_reduce_add_ps(a);
             largest(a: __m512) -> f32 = _mm512_reduce_max_ps(a);
         }
 
+        #[inline(always)]
+        unsafe fn load_q4_0(scale: __m512, quants: *const u8, _at: usize) -> [__m512; 2] {
+            // SAFETY: promised by the caller; `at` is 0. Of an index, the permutation uses the low four bits.
+            unsafe {
+                let levels = _mm512_setr_ps(
+                    -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
+                );
+                let (levels, bytes) =
+                    (_mm512_mul_ps(scale, levels), _mm512_cvtepu8_epi32(_mm_loadu_si128(quants.cast())));
+                let high = _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(bytes), levels);
+                [_mm512_permutexvar_ps(bytes, levels), high]
+            }
+        }
         #[inline(always)]
         unsafe fn fold4(v: [__m512; 4]) -> __m512 {
             // SAFETY: promised by the caller.

@@ -8,6 +8,9 @@ use crate::Result;
 /// The tensor with a vector for each type of tokens: those of the first text of a pair, and those of the second.
 pub(crate) const TOKEN_TYPES: &str = "token_types.weight";
 
+/// The key of the number of these types.
+pub(in crate::models) const TOKEN_TYPE_COUNT: &str = "tokenizer.ggml.token_type_count";
+
 impl<'g> ModelBuilder<'g> {
     /// Adds the vector of each token's type; models without types add nothing. With a classification head, which scores pairs of
     /// texts, the types are an input; otherwise all tokens have the first.

@@ -104,15 +104,15 @@ impl<'g> LayerBuilder<'_, 'g> {
             Gating::Sigmoid => logits.sigmoid(),
             Gating::SoftmaxOfSelected => logits,
         };
-        // Different logits may have the same sigmoid: where nothing is added, the logits decide.
+        // Llama 4 selects by the logits: different ones may have the same sigmoid.
         let unbiased = if experts.weighs_inputs { logits } else { probabilities };
         let scores =
             match self.model.weights.find_finite_vector(&self.name("exp_probs_b.bias"), experts.count)? {
                 Some(bias) => probabilities.add(bias),
                 None => unbiased,
             };
-        let Experts { used, groups, groups_used, normalize, scale, .. } = experts;
-        let ids = scores.select_experts(SelectExperts { used, groups, groups_used });
+        let Experts { used, groups, groups_used, group_score, normalize, scale, .. } = experts;
+        let ids = scores.select_experts(SelectExperts { used, groups, groups_used, group_score });
         let softmax = experts.gating == Gating::SoftmaxOfSelected;
         let weights = probabilities.expert_weights(ids, ExpertWeights { softmax, normalize, scale });
         Ok(Route { ids, weights })

@@ -6,7 +6,7 @@
 //! The expanded form makes the keys and values of all heads of what is cached: they are shorter than `c`, which pays for
 //! many tokens.
 
-use quadriga_graph::{AttentionOptions, DType, Value};
+use quadriga_graph::{AttentionOptions, DType, PAGE_SLOTS, Value};
 
 use super::LayerBuilder;
 use super::latent_weights::scaled_by;
@@ -17,6 +17,27 @@ use crate::{Error, Result};
 struct Queries<'g> {
     plain: Value<'g>,
     rotated: Value<'g>,
+}
+
+/// What both forms of a layer's attention have in common.
+#[derive(Clone, Copy)]
+struct Latent<'g> {
+    shape: LatentAttention,
+    /// What products with the matrices of keys and of values are multiplied with.
+    scales: [Option<Value<'g>>; 2],
+}
+
+impl<'g> Queries<'g> {
+    /// How many tokens there are.
+    fn tokens(&self) -> usize {
+        self.plain.shape().dims().first().copied().unwrap_or(0)
+    }
+
+    /// Those of some tokens.
+    fn slice(&self, first: usize, tokens: usize) -> Queries<'g> {
+        let of = |x: Value<'g>| if tokens == self.tokens() { x } else { x.slice(0, first, tokens) };
+        Queries { plain: of(self.plain), rotated: of(self.rotated) }
+    }
 }
 
 impl<'g> LayerBuilder<'_, 'g> {
@@ -35,20 +56,50 @@ impl<'g> LayerBuilder<'_, 'g> {
         if self.ends_here() {
             return Ok(None);
         }
-        let shape = self.model.shape;
-        // Positions of a page table are not rows of the cache.
-        let expanded = match self.model.pages {
-            Some(_) => None,
-            None => {
-                let (visible, slots) = (cache.shape().rows(), shape.cache_slots);
-                latent.expanded_heads(self.shape.heads, shape.tokens, visible, slots)
-            }
-        };
-        let attended = match expanded {
-            Some(heads) => self.expanded(latent, heads, queries, cache)?,
-            None => self.absorbed(latent, queries, cache)?,
+        let latent = Latent { shape: latent, scales: self.latent_scales(latent)? };
+        let attended = match self.model.pages {
+            Some(_) => self.over_pages(latent, queries, cache)?,
+            None => self.over_slots(latent, queries, cache)?,
         };
         Ok(Some(self.linear("attn_output", self.model.hyper.width, attended)?))
+    }
+
+    /// All tokens in the form that costs less: `[rows, heads · value_length]`.
+    fn over_slots(&self, latent: Latent<'g>, queries: Queries<'g>, cache: Value<'g>) -> Result<Value<'g>> {
+        let (shape, visible) = (self.model.shape, cache.shape().rows());
+        match latent.shape.expanded_heads(self.shape.heads, shape.tokens, visible, shape.cache_slots) {
+            Some(heads) => {
+                let rows = cache.cast(DType::F32);
+                let spans = self.spans()?;
+                Ok(self.output_rows(self.expanded(latent, heads, queries, (rows, spans))?))
+            }
+            None => self.absorbed(latent, queries, cache),
+        }
+    }
+
+    /// The same over pages: parts of prompts whose attention is expanded are the last tokens. Their pages are gathered, one prompt's
+    /// after the other's, so that each has slots that follow each other.
+    fn over_pages(&self, latent: Latent<'g>, queries: Queries<'g>, cache: Value<'g>) -> Result<Value<'g>> {
+        let (Some(parts), Some((pages, spans))) = (self.model.shape.expanded, self.model.expanded) else {
+            return self.absorbed(latent, queries, cache);
+        };
+        let (width, slots) = (cache.shape().cols(), self.model.shape.context.next_multiple_of(PAGE_SLOTS));
+        // Those of the longest sequence have room, so that the matrices are the same in all steps.
+        let Some(heads) = latent.shape.heads_at_once(self.shape.heads, slots) else {
+            return Err(self.no_attention());
+        };
+        let absorbed = self.model.shape.tokens.saturating_sub(parts.tokens);
+        let first = match absorbed {
+            0 => None,
+            _ => Some(self.absorbed_with(latent, queries.slice(0, absorbed), cache, |attended| attended)?),
+        };
+        let rows = {
+            let _scope = self.model.g.scope(&self.name("attn"));
+            let all = cache.reshape([cache.shape().rows() / PAGE_SLOTS, PAGE_SLOTS * width]);
+            all.get_rows(pages).reshape([parts.pages * PAGE_SLOTS, width])
+        };
+        let expanded = self.expanded(latent, heads, queries.slice(absorbed, parts.tokens), (rows, spans))?;
+        Ok(self.output_rows(first.map_or(expanded, |first| first.concat(0, &[expanded]))))
     }
 
     fn latent_queries(&self, latent: LatentAttention, x: Value<'g>) -> Result<Queries<'g>> {
@@ -77,22 +128,23 @@ impl<'g> LayerBuilder<'_, 'g> {
         self.cache("cache_k", self.model.shape.cache_keys, row)
     }
 
-    /// Attention to the keys and values of all heads, as many at a time as `at_once` says: `[rows, heads · value_length]`.
+    /// Attention to the keys and values of all heads, as many at a time as `at_once` says, made of these rows (F32) of the cache:
+    /// `[n, heads · value_length]`.
     fn expanded(
         &self,
-        latent: LatentAttention,
+        latent: Latent<'g>,
         at_once: usize,
         queries: Queries<'g>,
-        cache: Value<'g>,
+        (rows, spans): (Value<'g>, Value<'g>),
     ) -> Result<Value<'g>> {
+        let Latent { shape: latent, scales: [key_scale, value_scale] } = latent;
         let LatentAttention { rank, plain, rotated, value_length, .. } = latent;
-        let (n, heads, slots) = (self.model.shape.tokens, self.shape.heads, cache.shape().rows());
+        let (n, heads, slots) = (queries.tokens(), self.shape.heads, rows.shape().rows());
+        let options = AttentionOptions { spans: Some(spans), ..self.latent_options(latent) };
         // Keys and values of the type of the cache, as far as blocks of it allow.
         let dtype = if self.model.shape.cache_keys == DType::F32 { DType::F32 } else { DType::F16 };
-        let [key_scale, value_scale] = self.latent_scales(latent)?;
         let mut results = Vec::new();
         let _scope = self.model.g.scope(&self.name("attn"));
-        let rows = cache.cast(DType::F32);
         let compressed = rows.slice(1, 0, rank).cont();
         let last = rows.slice(1, rank, rotated).cast(dtype).reshape([slots, 1, rotated]);
         for first in (0..heads).step_by(at_once.max(1)) {
@@ -107,22 +159,35 @@ impl<'g> LayerBuilder<'_, 'g> {
             let of_heads = |x: Value<'g>| x.slice(1, first, count);
             let query = of_heads(queries.plain).concat(2, &[of_heads(queries.rotated)]);
             let [query, keys, values] = [query, keys, values].map(|x| x.permute([1, 0, 2]));
-            let attended = query.attention(keys, values, self.latent_options(latent)?);
+            let attended = query.attention(keys, values, options);
             results.push(attended.reshape([n, count * value_length]));
         }
         Ok(match results.as_slice() {
             [] => return Err(self.no_attention()),
-            [all] => self.output_rows(*all),
-            [first, others @ ..] => self.output_rows(first.concat(1, others)),
+            [all] => *all,
+            [first, others @ ..] => first.concat(1, others),
         })
     }
 
     /// Attention to what is cached, with queries and results made to fit: `[rows, heads · value_length]`.
-    fn absorbed(&self, latent: LatentAttention, queries: Queries<'g>, cache: Value<'g>) -> Result<Value<'g>> {
+    fn absorbed(&self, latent: Latent<'g>, queries: Queries<'g>, cache: Value<'g>) -> Result<Value<'g>> {
+        self.absorbed_with(latent, queries, cache, |attended| self.output_rows(attended))
+    }
+
+    /// The same for the first tokens, as many as there are queries, of whose results `select` chooses some.
+    fn absorbed_with(
+        &self,
+        latent: Latent<'g>,
+        queries: Queries<'g>,
+        cache: Value<'g>,
+        select: impl Fn(Value<'g>) -> Value<'g>,
+    ) -> Result<Value<'g>> {
+        let Latent { shape: latent, scales: [key_scale, value_scale] } = latent;
         let LatentAttention { rank, value_length, .. } = latent;
-        let (n, heads) = (self.model.shape.tokens, self.shape.heads);
+        let (n, heads) = (queries.tokens(), self.shape.heads);
         let (key_matrices, value_matrices) = self.absorbed_matrices(latent)?;
-        let [key_scale, value_scale] = self.latent_scales(latent)?;
+        let spans = self.spans()?;
+        let spans = if n == self.model.shape.tokens { spans } else { spans.slice(0, 0, n) };
         let attended = {
             let _scope = self.model.g.scope(&self.name("attn"));
             let query = key_matrices.mul_mat(queries.plain.permute([1, 0, 2]));
@@ -130,9 +195,11 @@ impl<'g> LayerBuilder<'_, 'g> {
             let query = query.concat(2, &[queries.rotated.permute([1, 0, 2])]);
             let slots = cache.shape().rows();
             let keys = cache.reshape([1, slots, rank + latent.rotated]);
-            query.attention(keys, keys.slice(2, 0, rank), self.latent_options(latent)?)
+            let options = self.latent_options(latent);
+            let options = AttentionOptions { spans: Some(spans), pages: self.pages(), ..options };
+            query.attention(keys, keys.slice(2, 0, rank), options)
         };
-        let attended = self.output_rows(attended.reshape([n, heads * rank]));
+        let attended = select(attended.reshape([n, heads * rank]));
         let rows = attended.shape().rows();
         let _scope = self.model.g.scope(&self.name("attn_v_b"));
         let values = value_matrices.mul_mat(attended.reshape([rows, heads, rank]).permute([1, 0, 2]));
@@ -140,9 +207,8 @@ impl<'g> LayerBuilder<'_, 'g> {
         Ok(values.permute([1, 0, 2]).cont().reshape([rows, heads * value_length]))
     }
 
-    fn latent_options(&self, latent: LatentAttention) -> Result<AttentionOptions<'g>> {
+    fn latent_options(&self, latent: LatentAttention) -> AttentionOptions<'g> {
         let scale = self.model.hyper.attention_scale.unwrap_or(1.0 / (latent.key_length() as f32).sqrt());
-        let (spans, pages) = (Some(self.spans()?), self.pages());
-        Ok(AttentionOptions { scale: Some(scale), spans, pages, ..AttentionOptions::new() })
+        AttentionOptions { scale: Some(scale), ..AttentionOptions::new() }
     }
 }

@@ -24,6 +24,7 @@ use quadriga_graph::{DType, GraphBuilder, Value};
 
 pub(super) use self::attention::KeyValues;
 pub(super) use self::delta_net::DeltaLayout;
+pub(super) use self::encoder::TOKEN_TYPE_COUNT;
 pub(crate) use self::encoder::TOKEN_TYPES;
 pub(super) use self::neurons::FeedForward;
 pub(crate) use self::neurons::{active_output, missed_output, predicted_output};
@@ -80,6 +81,8 @@ pub(crate) struct ModelBuilder<'g> {
     window_spans: Option<Value<'g>>,
     /// The pages of each sequence. Absent where sequences have slots of their own.
     pages: Option<Value<'g>>,
+    /// The pages of the parts of prompts whose latent attention is expanded, and the slots of these that their tokens attend to.
+    expanded: Option<(Value<'g>, Value<'g>)>,
     /// The pages of layers with a window in their own KV cache. Absent where they use the others' pages.
     window_pages: Option<Value<'g>>,
     /// The pieces of recurrent states that are read and written. Absent where no layer has any.
@@ -164,6 +167,10 @@ impl<'g> ModelBuilder<'g> {
                 .then(|| g.input("window_slots", DType::I32, [n])),
             window_spans: caches.windows.then(|| spans("window_spans")),
             pages: page_table("pages", caches.full || caches.windows && shape.window_cache.is_none()),
+            expanded: shape.expanded.filter(|_| caches.full).map(|parts| {
+                let pages = g.input("expanded_pages", DType::I32, [parts.pages]);
+                (pages, g.input("expanded_spans", DType::I32, [parts.tokens, 2]))
+            }),
             window_pages: page_table("window_pages", caches.windows && shape.window_cache.is_some()),
             recurrent: hyper
                 .recurrent

@@ -97,13 +97,7 @@ impl<'g> LayerBuilder<'_, 'g> {
                 if skips {
                     let activation = activation_of(gate_kind);
                     let gates = self.cut(self.rows_of(&gate, x, mask).unary(activation));
-                    let slots = self.model.neuron_slots(self.index);
-                    if slots > 0
-                        && mask.is_none()
-                        && up.scale.is_none()
-                        && up.bias.is_none()
-                        && self.has_transposed()
-                    {
+                    if let Some(slots) = self.slots_beside(&up).filter(|_| mask.is_none()) {
                         return self.divided(x, gates, &up, rectified, slots);
                     }
                     self.observe(&gate, x, gates, mask, activation);
@@ -115,6 +109,24 @@ impl<'g> LayerBuilder<'_, 'g> {
             }
         };
         self.down(inner)
+    }
+
+    /// A gated feed-forward network whose activated gates are known, and 0 for inactive neurons: rows of these are not read.
+    pub(super) fn active_rows(&self, x: Value<'g>, gates: Value<'g>) -> Result<Value<'g>> {
+        let up = self.matrix("ffn_up", x.shape().cols())?;
+        if let Some(slots) = self.slots_beside(&up) {
+            return self.divided(x, gates, &up, |value| value, slots);
+        }
+        if self.model.shape.neurons.observe {
+            self.model.g.output(&active_output(self.index), gates);
+        }
+        self.down(self.rows_of(&up, x, Some(gates)))
+    }
+
+    /// The slots for rows of this layer's neurons, if it has some and its matrices have nothing beside their rows.
+    fn slots_beside(&self, up: &NeuronMatrix<'g>) -> Option<usize> {
+        let plain = up.scale.is_none() && up.bias.is_none() && up.added.is_empty() && self.has_transposed();
+        Some(self.model.neuron_slots(self.index)).filter(|slots| *slots > 0 && plain)
     }
 
     fn has_transposed(&self) -> bool {
@@ -258,7 +270,7 @@ impl<'g> LayerBuilder<'_, 'g> {
 }
 
 /// The activation of a gate.
-fn activation_of(gate: Gate) -> Unary {
+pub(super) fn activation_of(gate: Gate) -> Unary {
     match gate {
         Gate::Reglu => Unary::Relu,
         Gate::Geglu => Unary::Gelu,

@@ -5,8 +5,10 @@
 
 use quadriga_graph::{Gate, Value};
 
+use super::neurons::activation_of;
 use super::{LayerBuilder, ModelBuilder};
 use crate::hyperparameters::ParallelStreams;
+use crate::models::neurons::NeuronMode;
 use crate::{Error, Result};
 
 /// The smallest length of a vector that is made another's.
@@ -165,7 +167,7 @@ impl<'g> LayerBuilder<'_, 'g> {
     }
 
     /// A gated feed-forward network whose gates are cut, in layers where they are: those within some standard deviations above
-    /// the mean of a token's become 0. The variance is the mean of the squares, as in the model's own code and in transformers
+    /// the mean of a token's become 0, and the rows of these neurons are not read. The variance is the mean of the squares, as in the model's own code and in transformers
     /// (`unbiased=False`); llama.cpp divides by one less, which moves the cut of the published models by 1 in 16,000.
     pub(in crate::models) fn feed_forward_with_cut(&self, x: Value<'g>, gate: Gate) -> Result<Value<'g>> {
         let Some(cut) = self.shape.gate_cut else { return self.feed_forward(x, gate) };
@@ -177,6 +179,9 @@ impl<'g> LayerBuilder<'_, 'g> {
             let variance = above.sqr().sum_rows().scale(1.0 / inner.max(1) as f32);
             above.sub(variance.sqrt().scale(cut)).relu()
         };
+        if self.model.shape.neurons.mode != NeuronMode::Dense {
+            return self.active_rows(x, gates.unary(activation_of(gate)));
+        }
         self.down(gates.gated(gate, self.linear("ffn_up", inner, x)?))
     }
 }

@@ -7,6 +7,7 @@ use std::ops::Range;
 use quadriga_gguf::File;
 use quadriga_graph::{DType, Data, GraphBuilder, Shape, Value, Weight};
 
+use super::encoder::TOKEN_TYPE_COUNT;
 use super::recorder::Recorder;
 use crate::adapter::Adapter;
 use crate::ranks::{Cut, RankShare};
@@ -358,7 +359,7 @@ impl<'g> FileWeights<'g> {
 
     /// The number of types of tokens that the file's metadata names.
     pub(super) fn token_type_count(&self) -> Result<usize> {
-        let count = self.file.find::<u64>("tokenizer.ggml.token_type_count")?.unwrap_or(1);
+        let count = self.file.find::<u64>(TOKEN_TYPE_COUNT)?.unwrap_or(1);
         Ok(usize::try_from(count).unwrap_or(usize::MAX))
     }
 

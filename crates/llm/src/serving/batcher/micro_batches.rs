@@ -26,7 +26,7 @@ impl Batcher {
                 break;
             }
             if let Err(error) = self.start(&mut parts) {
-                return Some(BegunStep { parts, failed: Some(error), paced: None });
+                return Some(BegunStep { parts, failed: Some(error), paced: None, guesses: false });
             }
             self.micro_batches.begun += 1;
             for part in &parts {
@@ -42,7 +42,8 @@ impl Batcher {
         let parts = self.micro_batches.in_flight.pop_front()?;
         // This call takes the time of the step that began, unless its stages wait for the prompt of the one that ends.
         let is_plain = begun == 1 && (prompts > 0 || prompt_tokens(&parts) == 0);
-        Some(BegunStep { parts, failed: None, paced: is_plain.then_some(prompts) })
+        let guesses = self.payoff.guesses();
+        Some(BegunStep { parts, failed: None, paced: is_plain.then_some(prompts), guesses })
     }
 
     /// The sequences whose turn it is on a pipeline: an even part of those that run, first those that waited longest. `None` where

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use quadriga_runtime::{Progress, Scheduler, Session};
 
+use self::admission::Turn;
 use self::micro_batches::MicroBatches;
 pub use self::options::{BatcherOptions, CacheFile};
 pub use self::state::BatcherState;
@@ -49,9 +50,10 @@ const MAX_ATTEMPTS: usize = 2;
 /// use quadriga_llm::Model;
 ///
 /// let model = Model::open("model.gguf")?;
-/// let options = BatcherOptions::default().for_model(&model)?;
+/// let mut options = BatcherOptions::default().for_model(&model)?;
 /// let placement = Placement::default();
 /// let placed = placement.plan(&model, &placement.open_devices()?, &options.engine)?;
+/// options.engine = placed.engine_options(&options.engine);
 /// let mut batcher = Batcher::new(model, &placed.scheduler, options, &mut |_| {})?;
 /// for text in ["The capital of France is", "The capital of Peru is"] {
 ///     let prompt = batcher.model().tokenizer()?.encode_prompt(text, true);
@@ -81,8 +83,13 @@ pub struct Batcher {
     lanes: Vec<usize>,
     /// Tokens computed for each client that has requests.
     served: HashMap<u64, u64>,
+    turn: Option<Turn>,
+    /// The request that got no token for very long.
+    overdue: Option<RequestId>,
     pace: Pace,
     draft: Option<Draft>,
+    /// Tokens of prompts that the draft model computed before the latest step.
+    draft_prompts: usize,
     payoff: Payoff,
     next_id: u64,
     state: BatcherState,
@@ -114,6 +121,8 @@ struct BegunStep {
     failed: Option<Error>,
     /// The tokens of prompts that the time of this call is for; `None` if it is for more than one step.
     paced: Option<usize>,
+    /// Whether its tokens could be guessed.
+    guesses: bool,
 }
 
 /// The tokens of prompts in a step.
@@ -166,12 +175,15 @@ impl Batcher {
             // A sequence waits for as many steps as there are stages.
             pace: Pace::new(options.token_time.map(|time| time / engine.stages().max(1) as u32)),
             draft: None,
+            draft_prompts: 0,
             payoff: Payoff::new(),
             engine,
             options,
             waiting: Vec::new(),
             running: Vec::new(),
             served: HashMap::new(),
+            turn: None,
+            overdue: None,
             next_id: 0,
             state: BatcherState::default(),
             ahead: None,
@@ -179,18 +191,24 @@ impl Batcher {
         })
     }
 
-    /// Loads a draft model: a smaller one with the same vocabulary, which guesses up to `most` tokens in a step of a sequence.
-    /// Tokens are sampled as without it; a guess that is sampled, too, saves a step. Where that does not pay, nothing is guessed.
+    /// Loads a draft model: a smaller one with the same vocabulary, which guesses up to [`BatcherOptions::draft`] tokens in a step of
+    /// a sequence. Tokens are sampled as without it; a guess that is sampled, too, saves a step. Where that does not pay, nothing is
+    /// guessed.
     ///
     /// # Errors
-    /// The vocabularies differ, one of the models has recurrent layers, or the draft model cannot be loaded.
+    /// The vocabularies differ, one of the models has recurrent layers, the options have no guesses, or the draft model cannot be
+    /// loaded.
     pub fn set_draft(
         &mut self,
         model: Model,
         scheduler: &Scheduler,
-        most: usize,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<()> {
+        let most = self.options.draft;
+        if most == 0 {
+            let (name, value) = ("the number of tokens that the draft model guesses", most.to_string());
+            return Err(Error::Option { name, value, wanted: "at least one" });
+        }
         if self.model().hyperparameters().recurrent.is_some() {
             let value = self.model().hyperparameters().architecture.to_string();
             let (name, wanted) = ("the model to guess for", "one without recurrent layers");
@@ -251,7 +269,7 @@ impl Batcher {
         if self.waiting.len() >= self.options.queue.saturating_add(self.lanes.len()) {
             return Err(Error::QueueFull { waiting: self.waiting.len().saturating_sub(self.lanes.len()) });
         }
-        let id = RequestId(self.next_id);
+        let id = RequestId::after(self.next_id);
         let lookup = (self.options.lookup > 0).then(|| Lookup::new(self.options.lookup));
         let mut sequence = Sequence::new(id, request, self.engine.model(), lookup)?;
         sequence.waiting_since = self.state.steps;
@@ -327,14 +345,21 @@ impl Batcher {
         self.admit();
         let started = Instant::now();
         let mut events = Vec::new();
-        let Some(BegunStep { mut parts, mut failed, paced }) = self.begin_step() else { return events };
+        let Some(BegunStep { mut parts, mut failed, paced, guesses }) = self.begin_step() else {
+            return events;
+        };
         let mut next = None;
         if failed.is_none() {
             let followed = self.follow(&parts).map(|followed| next = followed);
-            failed = followed.and_then(|()| self.engine.finish()).err();
+            let finished = followed.and_then(|()| self.engine.finish());
+            failed = finished.and_then(|()| self.read_missing_logits(&parts)).err();
         }
-        if failed.is_some() {
-            self.fail_micro_batches(&mut parts);
+        match failed {
+            None => self.engine.keep_states(),
+            Some(_) => {
+                self.state.failed_steps += 1;
+                self.fail_micro_batches(&mut parts);
+            }
         }
         let failed = failed.map(Arc::new);
         self.state.steps += 1;
@@ -361,7 +386,7 @@ impl Batcher {
                 self.pace.note(prompts, started.elapsed());
             }
             if paced == Some(0) {
-                self.note_payoff(&parts, &events, started.elapsed());
+                self.note_payoff(&parts, guesses, &events, started.elapsed());
             }
             self.state.computed += computed as u64;
         }
@@ -379,10 +404,12 @@ impl Batcher {
         if self.engine.stages() > 1 {
             return self.begin_micro_batches();
         }
-        let (parts, failed) = match self.take_ahead() {
+        let guesses = self.payoff.guesses();
+        let (parts, failed, guesses) = match self.take_ahead() {
             Some(parts) => {
                 self.state.steps_ahead += 1;
-                (parts, None)
+                // It began before the host knew what follows.
+                (parts, None, false)
             }
             None => {
                 let mut parts = self.choose();
@@ -390,19 +417,26 @@ impl Batcher {
                     return None;
                 }
                 let failed = self.start(&mut parts).err();
-                (parts, failed)
+                (parts, failed, guesses)
             }
         };
-        let paced = Some(prompt_tokens(&parts));
-        Some(BegunStep { parts, failed, paced })
+        // The draft model may have computed prompts before the step.
+        let paced = (self.draft_prompts == 0).then(|| prompt_tokens(&parts));
+        Some(BegunStep { parts, failed, paced, guesses })
     }
 
     /// Notes how far the sequences of a step came.
-    fn note_payoff(&mut self, parts: &[StepPart], events: &[(RequestId, Event)], time: Duration) {
+    fn note_payoff(
+        &mut self,
+        parts: &[StepPart],
+        guesses: bool,
+        events: &[(RequestId, Event)],
+        time: Duration,
+    ) {
         let sampled = events.iter().filter(|(_, event)| matches!(event, Event::Token { .. })).count();
         let has_guesses = self.draft.is_some() || parts.iter().any(|part| part.tokens > 1);
         let advanced = sampled as f64 / parts.len().max(1) as f64;
-        self.payoff.note(self.payoff.guesses() && has_guesses, advanced, time.as_secs_f64());
+        self.payoff.note(guesses && has_guesses, advanced, time.as_secs_f64());
     }
 
     /// Gives the results of a step to one of its sequences.
@@ -415,9 +449,12 @@ impl Batcher {
     ) -> Outcome {
         let context = self.options.engine.context;
         let Some(sequence) = self.running.get_mut(index) else { return Outcome::Running };
-        let (before, guesses) = (sequence.computed, sequence.draft.len());
+        let (before, guesses, known) = (sequence.computed, sequence.draft.len(), sequence.tokens.len());
         let outcome = sequence.advance(&mut self.engine, part.tokens - guesses, output, context, events);
         let computed = sequence.computed - before;
+        if sequence.tokens.len() > known {
+            sequence.waiting_since = self.state.steps;
+        }
         if let Some(served) = self.served.get_mut(&sequence.client) {
             *served += computed as u64;
         }

@@ -29,7 +29,10 @@ pub struct BatcherOptions {
     /// Prompt look-up: the most tokens that are guessed in a step of a sequence; 0 for none. Tokens are sampled as without it;
     /// their logits may be rounded differently, as with any other number of rows in a step.
     pub lookup: usize,
-    /// After so many steps of waiting, a request is the next one, whatever its priority and its client.
+    /// The most tokens that a [draft model](super::Batcher::set_draft) guesses in a step of a sequence; 0 without one.
+    pub draft: usize,
+    /// After so many steps without a token, a request is the next one, whatever its priority and its client, and keeps its pages until
+    /// it ends; of several such requests the one that has waited longest.
     pub patience: u64,
 }
 
@@ -42,6 +45,7 @@ impl Default for BatcherOptions {
             cache_ram: 0,
             cache_file: None,
             lookup: 0,
+            draft: 0,
             patience: 2000,
         }
     }
@@ -72,9 +76,10 @@ impl BatcherOptions {
         // A step has room for a token of every sequence, and for a part of a prompt.
         self.engine.batch = self.engine.batch.max(self.engine.sequences.saturating_add(LEAST_PROMPT));
         self.engine = self.engine.resolve(model)?;
-        // Every sequence of a step has an output, and so has every guess.
-        let outputs = self.engine.sequences.saturating_mul(self.lookup.saturating_add(1));
-        self.engine.output_rows = outputs.min(self.engine.batch);
+        // Every sequence of a step has an output, and so has every guess. The others are for prompts of which every token has one.
+        let guesses = self.lookup.max(self.draft);
+        let outputs = self.engine.sequences.saturating_mul(guesses.saturating_add(1));
+        self.engine.output_rows = outputs.saturating_add(LEAST_PROMPT).min(self.engine.batch);
         Ok(self)
     }
 }

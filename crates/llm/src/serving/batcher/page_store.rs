@@ -18,7 +18,8 @@ impl Batcher {
             self.pool.release(page);
             return None;
         };
-        if self.engine.write_page(page, &content).is_err() || !self.pool.publish_as(page, key, next) {
+        let written = self.engine.write_page(page, &content);
+        if !self.note_page_move(&written) || !self.pool.publish_as(page, key, next) {
             // It is computed again.
             self.pool.release(page);
             return None;
@@ -31,25 +32,34 @@ impl Batcher {
         let taken = self.pool.take()?;
         if let Some((key, prefix)) = taken.evicted
             && (self.options.cache_ram > 0 || self.file.is_some())
-            && let Ok(content) = self.engine.read_page(taken.page)
         {
-            for (key, prefix, content) in self.host.insert(key, prefix, content) {
+            let read = self.engine.read_page(taken.page);
+            self.note_page_move(&read);
+            let dropped = read.map_or_else(|_| Vec::new(), |content| self.host.insert(key, prefix, content));
+            for (key, prefix, content) in dropped {
                 self.write_file(key, prefix, &content);
             }
         }
         Some(taken.page)
     }
 
+    /// Counts a move of a page that failed; whether it did not. Nobody needs to hear of it: what the page held is computed again.
+    pub(super) fn note_page_move<T, E>(&mut self, moved: &Result<T, E>) -> bool {
+        self.state.failed_page_moves += u64::from(moved.is_err());
+        moved.is_ok()
+    }
+
     pub(super) fn read_file(&mut self, key: &PrefixKey) -> Option<(PrefixId, Vec<u8>)> {
-        // What cannot be read is computed again.
-        self.file.as_mut()?.read(key).ok().flatten()
+        let read = self.file.as_mut()?.read(key);
+        self.note_page_move(&read);
+        read.ok().flatten()
     }
 
     /// Keeps a page in the file. After an error, such as a full disk, the file is not used any more.
     pub(super) fn write_file(&mut self, key: PrefixKey, prefix: PrefixId, content: &[u8]) {
-        if let Some(file) = &mut self.file
-            && file.insert(key, prefix, content).is_err()
-        {
+        let Some(file) = &mut self.file else { return };
+        let written = file.insert(key, prefix, content);
+        if !self.note_page_move(&written) {
             self.file = None;
         }
     }
@@ -64,11 +74,14 @@ impl Batcher {
         }
         let unused: Vec<_> = self.pool.unused().collect();
         for (page, key, prefix) in unused {
-            if self.file.is_some()
-                && let Ok(content) = self.engine.read_page(page)
-            {
-                self.write_file(key, prefix, &content);
+            // A device that failed is not waited for again with every page.
+            if self.file.is_none() {
+                break;
             }
+            let read = self.engine.read_page(page);
+            self.note_page_move(&read);
+            let Ok(content) = read else { break };
+            self.write_file(key, prefix, &content);
         }
         self.file.is_some()
     }

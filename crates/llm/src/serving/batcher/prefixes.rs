@@ -2,6 +2,7 @@
 
 use quadriga_graph::PAGE_SLOTS;
 
+use super::super::page_file::PageFile;
 use super::super::page_pool::{PagePool, PrefixId};
 use super::super::sequence::Sequence;
 use super::Batcher;
@@ -47,6 +48,9 @@ impl Batcher {
                     let pages = sequence.tokens.chunks(PAGE_SLOTS).enumerate().skip(first).zip(&prefixes);
                     let found = pages.map(|((number, tokens), prefix)| (number, *prefix, tokens));
                     windows.share(&mut sequence.window_pages, found, sequence.computed);
+                    if sequence.computed == sequence.end_of_prompt_pages() {
+                        windows.keep(&sequence.window_pages, sequence.computed);
+                    }
                 }
             }
             sequence.found += sequence.computed - before;
@@ -112,7 +116,8 @@ impl Batcher {
             return;
         }
         let Some(page) = self.take_page() else { return };
-        if self.engine.copy_page(from, page).is_err() || !self.copy_window_page(sequence, before) {
+        let copied = self.engine.copy_page(from, page);
+        if !self.note_page_move(&copied) || !self.copy_window_page(sequence, before) {
             // The tokens are computed instead.
             self.pool.release(page);
             return;
@@ -130,12 +135,15 @@ impl Batcher {
         if sequence.window_pages.end() != number || !windows.take(&mut sequence.window_pages, 1) {
             return false;
         }
-        let to = sequence.window_pages.get(number);
-        let copied = to.is_some_and(|to| self.engine.copy_window_page(from, to).is_ok());
-        if !copied {
+        let Some(to) = sequence.window_pages.get(number) else {
+            windows.pop(&mut sequence.window_pages);
+            return false;
+        };
+        let copied = self.engine.copy_window_page(from, to);
+        if copied.is_err() {
             windows.pop(&mut sequence.window_pages);
         }
-        copied
+        self.note_page_move(&copied)
     }
 
     /// Makes pages findable that are complete.
@@ -153,6 +161,10 @@ impl Batcher {
             let Some(next) = self.pool.publish(*page, prefix, tokens) else { return };
             if let Some(windows) = &mut self.windows {
                 windows.publish(&sequence.window_pages, sequence.published, (prefix, tokens), next);
+                let end = (sequence.published + 1) * PAGE_SLOTS;
+                if end == sequence.end_of_prompt_pages() {
+                    windows.keep(&sequence.window_pages, end);
+                }
             }
             sequence.prefix = Some(next);
             sequence.published += 1;
@@ -167,9 +179,15 @@ impl Batcher {
         }
     }
 
-    /// Forgets all prefixes in the KV cache that no running sequence uses.
+    /// Forgets all prefixes that no running sequence uses: in the KV cache, in host memory and in the cache file.
     pub fn clear_prefixes(&mut self) {
         self.pool.clear();
+        self.host.clear();
+        let cleared = self.file.as_mut().map_or(Ok(()), PageFile::clear);
+        if !self.note_page_move(&cleared) {
+            // As after any other error of the file.
+            self.file = None;
+        }
         if let Some(windows) = &mut self.windows {
             windows.clear();
         }

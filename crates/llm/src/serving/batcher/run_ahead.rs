@@ -21,7 +21,7 @@ impl Batcher {
         if self.engine.stages() > 1 {
             return Ok(None);
         }
-        let guesses = self.options.lookup > 0 || self.draft.is_some();
+        let guesses = self.payoff.guesses() && (self.options.lookup > 0 || self.draft.is_some());
         // Windows give pages back after each step.
         if guesses || self.windows.is_some() || parts.iter().any(|part| part.prompt || part.tokens != 1) {
             return Ok(None);

@@ -43,6 +43,15 @@ pub struct BatcherState {
     pub guessed: u64,
     /// Of the guesses, those that were right.
     pub guessed_right: u64,
+    /// Tokens of prompts that the draft model computed so far.
+    pub drafted_prompts: u64,
+    /// Steps that failed so far: each was computed again, or its requests failed in the end.
+    pub failed_steps: u64,
+    /// Pages of the KV cache that could not be copied, moved to or from host memory, or kept in the cache file so far: what they
+    /// held was computed again. A cache file that fails is not used any more.
+    pub failed_page_moves: u64,
+    /// How often the draft model failed so far: the step had fewer guesses.
+    pub failed_guesses: u64,
     /// How the expert cache has served; `None` if there is none.
     pub expert_cache: Option<ExpertCacheUse>,
 }
@@ -62,6 +71,7 @@ impl Batcher {
             used_window_pages: self.windows.as_ref().map_or(0, |own| window_pages - own.available()),
             host_bytes: self.host.bytes(),
             file_pages: self.file.as_ref().map_or(0, PageFile::pages),
+            failed_steps: self.state.failed_steps + self.engine.failed_unneeded(),
             expert_cache: self.engine.expert_cache(),
             ..self.state
         }

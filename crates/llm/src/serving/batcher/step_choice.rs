@@ -1,6 +1,7 @@
 //! What a step computes: tokens that are due, guesses at those that follow, and parts of prompts.
 
 use super::super::draft::DraftInput;
+use super::super::pace::LEAST as LEAST_PROMPT;
 use super::super::paged_engine::{StepSequence, StepToken, Wanted};
 use super::super::request::RequestId;
 use super::super::sequence::Sequence;
@@ -8,8 +9,8 @@ use super::{Batcher, StepPart};
 use crate::Result;
 
 impl Batcher {
-    /// Chooses what the step computes: first a token of every sequence that is being generated, then parts of prompts. Pages
-    /// for all of it are taken.
+    /// Chooses what the step computes: first a token of every sequence that is being generated, then parts of prompts, the most
+    /// urgent first. Pages for all of it are taken.
     pub(super) fn choose(&mut self) -> Vec<StepPart> {
         let batch = self.options.engine.batch;
         let mut left = batch;
@@ -21,8 +22,11 @@ impl Batcher {
         };
         let mut chosen: Vec<StepPart> = Vec::new();
         let decoding = ids(&self.running, true);
-        // Guesses take no room from tokens that are due.
-        self.guess(&decoding, left.saturating_sub(decoding.len()));
+        let mut prompts = ids(&self.running, false);
+        // The memory of a step is planned for so many outputs. Guesses take no room from tokens that are due, nor from all prompts.
+        let mut outputs = self.options.engine.output_rows;
+        let due = decoding.len() + if prompts.is_empty() { 0 } else { LEAST_PROMPT };
+        self.guess(&decoding, left.min(outputs).saturating_sub(due));
         for (index, id) in decoding {
             if left > 0
                 && self.ensure_pages(id, index, 1)
@@ -30,22 +34,34 @@ impl Batcher {
             {
                 let tokens = 1 + sequence.draft.len();
                 left -= tokens;
+                outputs = outputs.saturating_sub(tokens);
                 let restarts = sequence.restarts;
                 chosen.push(StepPart { id, index, restarts, tokens, outputs: tokens, prompt: false });
             }
         }
         let mut left = self.pace.prompt_tokens(batch - left, batch).min(left).min(self.prompt_part());
         let mut has_prompt = false;
-        for (index, id) in ids(&self.running, false) {
+        self.sort_prompts(&mut prompts);
+        for (index, id) in prompts {
             let Some(index) = self.index_near(id, index).filter(|_| left > 0) else { continue };
             self.share_ahead(index);
-            let keeps = self.options.engine.checkpoints > 0;
+            let keeps = self.is_recurrent() && self.options.engine.kept_states() > 0;
             let Some(sequence) = self.running.get(index) else { continue };
             // Beside too many others, a prompt is cut anywhere, rather than not computed at all.
-            let Some(tokens) = sequence.next_part(left, keeps, has_prompt) else { continue };
-            let restarts = sequence.restarts;
+            let part = |most: usize| sequence.next_part(most, keeps, has_prompt).filter(|tokens| *tokens > 0);
+            let fits = |tokens: &usize| sequence.outputs_of(*tokens) <= outputs;
+            let Some(tokens) = part(left).filter(fits).or_else(|| part(left.min(outputs)).filter(fits))
+            else {
+                continue;
+            };
+            let own = sequence.outputs_of(tokens);
+            let (restarts, client) = (sequence.restarts, sequence.client);
             if self.ensure_pages(id, index, tokens) {
                 left -= tokens;
+                outputs -= own;
+                if !has_prompt {
+                    self.note_turn(id, client);
+                }
                 has_prompt = true;
                 chosen.push(StepPart { id, index, restarts, tokens, outputs: 0, prompt: true });
             }
@@ -60,6 +76,7 @@ impl Batcher {
 
     /// Guesses at the tokens after those that are due, up to `room` for all sequences together: by look-up, else by the draft model.
     pub(super) fn guess(&mut self, decoding: &[(usize, RequestId)], room: usize) {
+        self.draft_prompts = 0;
         if !self.payoff.guesses() || self.options.lookup == 0 && self.draft.is_none() {
             return;
         }
@@ -93,13 +110,18 @@ impl Batcher {
                 room: share.min(context.saturating_sub(sequence.tokens.len() + 1)),
             })
             .collect();
-        let guesses = draft.guess(&inputs);
+        // Sequences that are being generated wait for the draft model, too.
+        let batch = self.options.engine.batch;
+        let guesses = draft.guess(&inputs, self.pace.prompt_tokens(decoding.len(), batch));
         let guessed: Vec<(RequestId, Vec<u32>)> = inputs.iter().map(|input| input.id).zip(guesses).collect();
         for (id, guesses) in guessed {
             if let Some(sequence) = self.index_of(id).and_then(|index| self.running.get_mut(index)) {
                 sequence.draft = guesses;
             }
         }
+        self.draft_prompts = draft.prompt_tokens();
+        self.state.failed_guesses += u64::from(draft.has_failed());
+        self.state.drafted_prompts += self.draft_prompts as u64;
         self.draft = Some(draft);
     }
 
@@ -120,6 +142,27 @@ impl Batcher {
             }));
         }
         tokens
+    }
+
+    /// Reads the logits that samplers need beside the largest, before a token is sampled: if that fails, the step has failed, and is
+    /// computed again.
+    pub(super) fn read_missing_logits(&mut self, parts: &[StepPart]) -> Result<()> {
+        if !self.engine.has_only_top() {
+            return Ok(());
+        }
+        let (mut missing, mut output) = (Vec::new(), 0);
+        for part in parts {
+            let index = self.index_of_part(part);
+            if let Some(sequence) = index.and_then(|index| self.running.get_mut(index)) {
+                let known = part.tokens - sequence.draft.len();
+                sequence.add_missing_logits(&self.engine, known, output, &mut missing);
+            }
+            output += part.outputs;
+        }
+        match missing.is_empty() {
+            true => Ok(()),
+            false => self.engine.read_logits(&missing),
+        }
     }
 
     /// Starts a step, and notes how many outputs each of its parts has.

@@ -10,7 +10,7 @@ use crate::engine::{SCRAP_PAGES, row_copies};
 use crate::models::PageTable;
 
 /// The keys of the graphs that copy a page, of all layers or of those with a window: no step is this large.
-const COPY_KEYS: [PlanKey; 2] = [PlanKey([u64::MAX; 4]), PlanKey([u64::MAX - 1; 4])];
+const COPY_KEYS: [[u64; 4]; 2] = [[u64::MAX; 4], [u64::MAX - 1; 4]];
 
 impl PagedEngine {
     /// The bytes of a page in all states, of all ranks.
@@ -105,7 +105,7 @@ impl PagedEngine {
 
     pub(super) fn copy_rows(
         &mut self,
-        key: PlanKey,
+        key: [u64; 4],
         parts: &[(String, usize)],
         from: PageId,
         to: PageId,
@@ -116,7 +116,11 @@ impl PagedEngine {
         if states.is_empty() {
             return Ok(());
         }
-        self.session.prepare_with(key, || row_copies(&states, PAGE_SLOTS), &mut |_| {})?;
+        self.session.prepare_with(
+            PlanKey::of(self.model.id(), key),
+            || row_copies(&states, PAGE_SLOTS),
+            &mut |_| {},
+        )?;
         for (name, page) in [("from", from), ("to", to)] {
             let first = page as usize * PAGE_SLOTS;
             let rows: Vec<i32> = (first..first + PAGE_SLOTS).map(|row| row as i32).collect();

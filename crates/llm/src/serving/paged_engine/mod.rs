@@ -1,6 +1,7 @@
 //! Runs a model's graphs for many sequences at once, over a KV cache in pages.
 
 mod cached_pages;
+mod expanded_parts;
 mod part_inputs;
 mod ranks;
 mod stages;
@@ -20,7 +21,7 @@ use self::step_results::TopRows;
 pub(super) use self::step_sizes::bucket;
 use self::step_sizes::coarse_bucket;
 use super::page_pool::PageId;
-use super::state_rows::StateRows;
+use super::state_rows::{KeptState, StateRows};
 use super::window_pages::WindowPages;
 use crate::engine::{EngineOptions, ExpertCacheUse, ExpertSlots, Leader, resize};
 use crate::hyperparameters::Hyperparameters;
@@ -62,13 +63,13 @@ pub(super) struct StepSequence<'a> {
     /// Where its recurrent state is kept, in models that have one: a number below [`EngineOptions::sequences`].
     pub(super) lane: usize,
     /// Whether that state is kept after the step, for other sequences that begin with the same tokens.
-    pub(super) checkpoint: bool,
+    pub(super) checkpoint: Option<KeptState>,
 }
 
 impl StepSequence<'_> {
     /// Takes the place of a sequence that is not there.
     pub(super) const NONE: StepSequence<'static> =
-        StepSequence { pages: &[], window_pages: None, lane: 0, checkpoint: false };
+        StepSequence { pages: &[], window_pages: None, lane: 0, checkpoint: None };
 }
 
 /// A model with a KV cache in pages.
@@ -106,6 +107,11 @@ pub(super) struct PagedEngine {
     rank_page_bytes: Vec<usize>,
     /// Tells the other ranks, on the first of several.
     leader: Option<Leader>,
+    /// In models with recurrent layers: the lanes of the latest step, and the row of the state that it wrote for each, until
+    /// [`PagedEngine::keep_states`].
+    written_states: Vec<(usize, usize)>,
+    /// Steps that failed when nobody needed their results any more.
+    failed_unneeded: u64,
 }
 
 /// What is wanted of the outputs of a step.
@@ -153,7 +159,7 @@ impl PagedEngine {
         let recurrent = hyper.recurrent.is_some();
         let mut engine = PagedEngine {
             session: Session::new(scheduler)?,
-            states: StateRows::new(options.sequences, options.checkpoints * options.sequences),
+            states: StateRows::new(options.sequences, options.kept_states()),
             inputs: StepInputs::default(),
             logits_on_device: false,
             logits: Vec::new(),
@@ -171,18 +177,23 @@ impl PagedEngine {
             answered: VecDeque::new(),
             rank_page_bytes: Vec::new(),
             leader: None,
+            written_states: Vec::new(),
+            failed_unneeded: 0,
             model,
             options,
         };
         engine.model.file().check_mapped()?;
-        // The graph of one token uses every weight; larger steps find them loaded.
-        engine.prepare(engine.shape(1, [1, 0], (1, 1), None, Wanted::Logits), progress)?;
+        // The graph of one token uses every weight, but for those of expanded latent attention; larger steps find them loaded.
+        let smallest = engine.shape(1, [1, 0], (1, 1), None, Wanted::Logits);
+        if let Some(expanded) = engine.smallest_expanded(smallest) {
+            engine.prepare(expanded, progress)?;
+        }
+        engine.prepare(smallest, progress)?;
         let upload_bytes = engine.options.upload_bytes;
         engine.experts = ExpertSlots::new(&engine.model, &mut engine.session, upload_bytes)?;
         let on_device = |plan: &Plan| !crate::engine::has_logits_on_host(plan);
         engine.logits_on_device = engine.ranks().is_none() && engine.session.plan().is_some_and(on_device);
         if let Some(ranks) = engine.ranks().cloned() {
-            ranks.claim()?;
             // All have loaded their weights before the first computes.
             engine.rank_page_bytes = ranks.gather(engine.own_page_bytes())?;
             engine.leader = ranks.leads().then(|| Leader::new(&ranks));
@@ -212,6 +223,18 @@ impl PagedEngine {
         if let Some(experts) = &mut self.experts {
             experts.fail();
         }
+    }
+
+    /// A step has failed, which is reported already.
+    fn settle_failure(&mut self) {
+        self.lose_experts();
+        // A device may report a failure once more when it is waited for: the next step begins without it.
+        let _ = self.session.wait();
+    }
+
+    /// Steps that failed when nobody needed their results any more.
+    pub(super) fn failed_unneeded(&self) -> u64 {
+        self.failed_unneeded
     }
 
     /// The shape of a step with so many tokens, outputs of logits and of hidden states, sequences, and pages of the longest one. In
@@ -265,20 +288,23 @@ impl PagedEngine {
     }
 
     fn prepare(&mut self, shape: GraphShape, progress: &mut dyn FnMut(Progress)) -> Result<()> {
-        let GraphShape { tokens, rows, page_table, argmax, top, sequences, parts, .. } = shape;
+        let GraphShape { tokens, rows, page_table, expanded, argmax, top, sequences, parts, .. } = shape;
         let table = page_table.map_or(0, |table| (table.rows as u64) << 32 | table.pages as u64);
         let logit_rows = if shape.hidden { shape.logit_rows } else { rows };
         let rows = (logit_rows as u64) << 32 | rows as u64;
-        // As many tokens may be those of one sequence, of several, or of both.
-        let tokens = (sequences as u64) << 32 | tokens as u64;
-        let parts = parts.map_or(0, |parts| (parts.count as u64) << 24 | parts.length as u64) << 24;
-        let key = PlanKey([tokens, rows, table, parts | (top as u64) << 1 | u64::from(argmax)]);
+        // As many tokens may be those of one sequence, of several, or of both; or some are expanded, in models without parts.
+        let several = expanded.map_or(sequences, |parts| parts.tokens);
+        let tokens = (several as u64) << 32 | tokens as u64;
+        let parts = parts.map_or(0, |parts| (parts.count as u64) << 24 | parts.length as u64);
+        let parts = (parts | expanded.map_or(0, |parts| parts.pages as u64)) << 24;
+        let numbers = [tokens, rows, table, parts | (top as u64) << 1 | u64::from(argmax)];
+        let key = PlanKey::of(self.model.id(), numbers);
         let model = &self.model;
         Ok(self.session.prepare_with(key, || model.graph(shape), progress)?)
     }
 
     /// Starts a step: the tokens of each sequence are neighbours, in the order of their positions. [`PagedEngine::finish`] waits
-    /// for its outputs. After an error the step can be computed again: it only writes to slots of its own tokens.
+    /// for its outputs, and [`PagedEngine::keep_states`] ends it. After an error the step can be computed again: it only writes to slots of its own tokens.
     pub(super) fn start(
         &mut self,
         tokens: &[StepToken],
@@ -291,6 +317,7 @@ impl PagedEngine {
             self.discard();
         }
         self.clear_outputs();
+        self.written_states.clear();
         match self.recurrent {
             true => self.run_recurrent(tokens, sequences, wanted),
             false => self.start_together(tokens, sequences, wanted),
@@ -313,6 +340,19 @@ impl PagedEngine {
     /// An error unless rows of recurrent states and lanes agree.
     pub(super) fn check_states(&self) -> Result<(), String> {
         self.states.check()
+    }
+
+    /// The latest step wrote states to these rows of lanes.
+    pub(super) fn note_states(&mut self, written: Vec<(usize, usize)>) {
+        self.written_states = written;
+    }
+
+    /// The results of the latest step are there: its sequences go on from the states that it wrote. Until then the step can be
+    /// computed again.
+    pub(super) fn keep_states(&mut self) {
+        for (lane, row) in std::mem::take(&mut self.written_states) {
+            self.states.set(lane, row);
+        }
     }
 
     /// The rows of recurrent states.
@@ -341,7 +381,8 @@ impl PagedEngine {
         }
         let followed = self.start_ahead(tokens, sequences, shape);
         if followed.is_err() {
-            self.discard();
+            // Both steps fail with the error that is reported.
+            let _ = self.abandon();
         }
         followed
     }
@@ -379,20 +420,30 @@ impl PagedEngine {
         self.in_flight = self.ahead.take();
         if finished.is_err() {
             self.in_flight = None;
-            self.lose_experts();
-            // A device may report a failure once more when it is waited for: the next step begins without it.
-            let _ = self.session.wait();
+            self.settle_failure();
         }
         finished
     }
 
     /// Forgets steps in flight, and waits for them: whatever failed in them does not show in the next one.
     pub(super) fn discard(&mut self) {
+        if self.abandon().is_err() {
+            self.failed_unneeded += 1;
+        }
+    }
+
+    /// As [`PagedEngine::discard`]; an error if they failed.
+    fn abandon(&mut self) -> Result<()> {
         self.drain();
         let ahead = self.ahead.take();
-        if self.in_flight.take().or(ahead).is_some() && self.session.wait().is_err() {
+        if self.in_flight.take().or(ahead).is_none() {
+            return Ok(());
+        }
+        let waited = self.session.wait();
+        if waited.is_err() {
             self.lose_experts();
         }
+        Ok(waited?)
     }
 
     /// Computes a step, and waits for it.
@@ -416,14 +467,20 @@ impl PagedEngine {
         let table = (sequences.len(), longest(sequences));
         let counts = [false, true].map(|hidden| outputs().filter(|token| token.hidden == hidden).count());
         let shape = self.shape(tokens.len(), counts, table, self.prompt_parts(tokens), wanted);
-        self.output_rows = self.fill(tokens, sequences, &shape);
+        let (shape, output_rows) = match self.divide(tokens) {
+            Some(divided) => {
+                let (arranged, shape) = divided.arrange(tokens, shape, self.expanded_pages());
+                let rows = self.fill(&arranged, sequences, &shape);
+                (shape, divided.restore(tokens, &rows))
+            }
+            None => (shape, self.fill(tokens, sequences, &shape)),
+        };
+        self.output_rows = output_rows;
         let all = outputs().zip(&self.output_rows).filter(|(token, _)| token.logits);
         let logits: Vec<usize> = all.map(|(_, row)| *row).collect();
         let computed = self.compute(shape, logits);
         if computed.is_err() {
-            self.lose_experts();
-            // A device may report a failure once more when it is waited for: the next step begins without it.
-            let _ = self.session.wait();
+            self.settle_failure();
         }
         computed
     }

@@ -8,7 +8,7 @@ use super::{PagedEngine, StepSequence, StepToken};
 use crate::Result;
 use crate::engine::{BatchRow, SCRAP_PAGES};
 use crate::hyperparameters::{LayerCaches, QUERY_FACTORS};
-use crate::models::{GraphShape, PageTable};
+use crate::models::{ExpandedParts, GraphShape, PageTable};
 
 #[derive(Default)]
 pub(super) struct StepInputs {
@@ -19,6 +19,8 @@ pub(super) struct StepInputs {
     spans: Vec<i32>,
     window_spans: Vec<i32>,
     pages: Vec<i32>,
+    expanded_pages: Vec<i32>,
+    expanded_spans: Vec<i32>,
     window_slots: Vec<i32>,
     window_pages: Vec<i32>,
     rows: Vec<i32>,
@@ -30,6 +32,33 @@ pub(super) struct StepInputs {
     pieces: Vec<i32>,
     /// Where sequences of one token and parts of prompts are.
     parts: PartRows,
+}
+
+impl StepInputs {
+    /// Fills the pages of the sequences of the last tokens, one sequence's after the other's, and the slots in these that each token
+    /// sees.
+    fn fill_expanded(
+        &mut self,
+        tokens: &[StepToken],
+        sequences: &[StepSequence<'_>],
+        rows: usize,
+        parts: ExpandedParts,
+    ) {
+        self.expanded_pages.clear();
+        self.expanded_spans.clear();
+        let last = tokens.get(rows.saturating_sub(parts.tokens)..).unwrap_or_default();
+        for own in last.chunk_by(|a, b| a.sequence == b.sequence) {
+            let first = (self.expanded_pages.len() * PAGE_SLOTS) as i32;
+            let ends = own.iter().map(|token| first + token.position as i32 + 1);
+            self.expanded_spans.extend(ends.flat_map(|end| [first, end]));
+            let seen = own.last().map_or(0, |token| token.position / PAGE_SLOTS + 1);
+            let pages = own.first().and_then(|token| sequences.get(token.sequence));
+            let pages = pages.map_or(&[][..], |sequence| sequence.pages).iter().take(seen);
+            self.expanded_pages.extend(pages.map(|page| *page as i32));
+        }
+        self.expanded_pages.resize(parts.pages, 0);
+        self.expanded_spans.resize(2 * parts.tokens, 0);
+    }
 }
 
 impl PagedEngine {
@@ -126,6 +155,9 @@ impl PagedEngine {
             inputs.window_pages.extend(pages.iter().map(|page| *page as i32));
             inputs.window_pages.resize((row + 1) * table.pages, 0);
         }
+        if let Some(parts) = shape.expanded {
+            self.inputs.fill_expanded(tokens, sequences, shape.tokens, parts);
+        }
         if let Some(parts) = shape.parts {
             let before = self.model.part().recurrent.as_ref().map_or(0, |shape| shape.conv_kernel - 1);
             self.inputs.parts.fill(tokens, shape.tokens, parts, before);
@@ -155,6 +187,8 @@ impl PagedEngine {
             window_slots,
             window_spans,
             pages,
+            expanded_pages,
+            expanded_spans,
             window_pages,
             rows,
             state_rows,
@@ -176,6 +210,8 @@ impl PagedEngine {
             ("window_slots", window_slots, windows && apart),
             ("window_spans", window_spans, windows),
             ("pages", pages, full || windows && !apart),
+            ("expanded_pages", expanded_pages, full && shape.expanded.is_some()),
+            ("expanded_spans", expanded_spans, full && shape.expanded.is_some()),
             ("window_pages", window_pages, windows && apart),
             ("rows", rows, shape.selects_rows()),
         ] {

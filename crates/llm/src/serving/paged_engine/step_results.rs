@@ -108,7 +108,30 @@ impl PagedEngine {
         top_tokens.extend(tokens.iter().map(|token| u32::from_ne_bytes(*token)));
         self.loaded.clear();
         self.loaded.resize(rows, false);
-        for wanted in logits.chunk_by(|one, next| one + 1 == *next) {
+        self.load_all(&logits)
+    }
+
+    /// Whether the host has no logits of a step but the largest, and those that were asked for.
+    pub(in crate::serving) fn has_only_top(&self) -> bool {
+        self.top.count > 0
+    }
+
+    /// Reads the logits of outputs of the latest step that the host does not have yet. After an error the step can be computed
+    /// again.
+    pub(in crate::serving) fn read_logits(&mut self, outputs: &[usize]) -> Result<()> {
+        let rows = outputs.iter().filter_map(|output| self.output_rows.get(*output).copied());
+        let mut rows: Vec<usize> = rows.filter(|row| self.loaded.get(*row) == Some(&false)).collect();
+        rows.sort_unstable();
+        let read = self.load_all(&rows);
+        if read.is_err() {
+            self.settle_failure();
+        }
+        read
+    }
+
+    /// Reads the logits of rows of the latest step, neighbours together.
+    fn load_all(&mut self, rows: &[usize]) -> Result<()> {
+        for wanted in rows.chunk_by(|one, next| one + 1 == *next) {
             if let Some(first) = wanted.first() {
                 self.load_rows(*first, wanted.len())?;
             }

@@ -53,8 +53,8 @@ impl Reference {
         };
         if experts.groups > 1 {
             let size = experts.count / experts.groups;
-            let group_scores: Row =
-                scores.chunks(size).map(|group| best(group, 2).into_iter().map(|i| group[i]).sum()).collect();
+            let score = |group| best(group, experts.group_scores).into_iter().map(|i| group[i]).sum();
+            let group_scores: Row = scores.chunks(size).map(score).collect();
             let kept = best(&group_scores, experts.groups_used);
             for (expert, score) in scores.iter_mut().enumerate() {
                 if !kept.contains(&(expert / size)) {

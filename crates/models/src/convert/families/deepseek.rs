@@ -52,12 +52,18 @@ fn keys(builder: &mut FileBuilder<'_>) -> ConvertResult<()> {
     let width = config.count(&["moe_intermediate_size", "intermediate_size"])?;
     builder.set_count("expert_feed_forward_length", width);
     builder.set_count("expert_shared_count", config.find_count(&["n_shared_experts"])?.unwrap_or(0));
-    if config.text(&["topk_method"])? != Some("greedy") {
-        builder.copy_count("expert_group_count", &["n_group"])?;
-        builder.copy_count("expert_group_used_count", &["topk_group"])?;
+    let is_v2 = config.class().contains("V2");
+    let default = if is_v2 { "greedy" } else { "noaux_tc" };
+    match (config.text(&["topk_method"])?.unwrap_or(default), is_v2) {
+        ("greedy", _) => {}
+        // Files do not name the score of a group: it follows from the selection bias, which models with `noaux_tc` have.
+        ("group_limited_greedy", true) | ("noaux_tc", false) => {
+            builder.copy_count("expert_group_count", &["n_group"])?;
+            builder.copy_count("expert_group_used_count", &["topk_group"])?;
+        }
+        (other, _) => return Err(config.unsupported("topk_method", other)),
     }
     builder.copy_number("expert_weights_scale", &["routed_scaling_factor"])?;
-    let is_v2 = config.class().contains("V2");
     if config.flag("norm_topk_prob")?.unwrap_or(!is_v2) && !is_v2 {
         builder.set("expert_weights_norm", true);
     }

@@ -84,10 +84,13 @@ mod tests {
         for seed in 0..200 {
             println!("seed {seed}");
             let mut rng = Rng::new(seed);
-            let (count, bits) = (rng.below(2000), rng.below(65) as u32);
-            let number = |rng: &mut Rng| rng.next_u64().checked_shr(bits).unwrap_or(7);
-            let keys: Vec<SortKey> =
-                (0..count).map(|index| (number(&mut rng), number(&mut rng) as u32, index as u32)).collect();
+            // The numbers of one or both kinds may all be the same.
+            let count = rng.below(2000);
+            let [high, low] = [(); 2].map(|()| if rng.chance(0.2) { 64 } else { rng.below(64) as u32 });
+            let number = |rng: &mut Rng, bits: u32| rng.next_u64().checked_shr(bits).unwrap_or(7);
+            let keys: Vec<SortKey> = (0..count)
+                .map(|index| (number(&mut rng, high), number(&mut rng, low) as u32, index as u32))
+                .collect();
             let mut compared = keys.clone();
             compared.sort_unstable();
             let compared: Vec<u32> = compared.iter().map(|key| key.2).collect();

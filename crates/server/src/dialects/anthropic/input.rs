@@ -85,6 +85,8 @@ impl Conversation {
                 self.open(role).tool_calls.push(call);
             }
             ("tool_result", "user") => self.tool_result(block)?,
+            // What Anthropic's servers did, which the model has said in its text.
+            (kind, _) if is_of_server_tool(kind) => {}
             _ => {
                 let problem =
                     format!("is {} in a message of the {role}; the model takes text only", quoted(kind));
@@ -101,7 +103,8 @@ impl Conversation {
             Some(Value::String(text)) => text.clone(),
             Some(Value::Array(_)) => {
                 let blocks = block.objects("content")?.unwrap_or_default();
-                blocks.iter().map(block_text).collect::<Result<Vec<_>, _>>()?.join("\n")
+                let texts = blocks.iter().filter_map(|block| result_text(block).transpose());
+                texts.collect::<Result<Vec<_>, _>>()?.join("\n")
             }
             Some(_) => return Err(block.error("content", "must be a string or a list of blocks")),
         };
@@ -113,6 +116,22 @@ impl Conversation {
         let name = calls.find(|call| call.id.as_deref() == Some(id)).map(|call| call.name.clone());
         self.messages.push(Message { tool_call_id: Some(id.to_owned()), name, ..Message::new("tool", text) });
         Ok(())
+    }
+}
+
+/// Whether a block is a call of a tool that Anthropic's servers run, or the result of one: `server_tool_use`,
+/// `web_search_tool_result`, `mcp_tool_use` and others.
+fn is_of_server_tool(kind: &str) -> bool {
+    kind.ends_with("_tool_use") || kind.ends_with("_tool_result") || kind == "container_upload"
+}
+
+/// The text of a block in a result, if it has one.
+fn result_text(block: &Fields<'_>) -> Result<Option<String>, ApiError> {
+    match block.required_text("type")? {
+        // A search for tools has found it.
+        "tool_reference" => Ok(Some(format!("Tool available: {}", block.required_text("tool_name")?))),
+        kind if is_of_server_tool(kind) => Ok(None),
+        _ => block_text(block).map(Some),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::answer::{content, message, stop_reason, usage};
@@ -14,7 +14,7 @@ use crate::constraint::Constraint;
 use crate::dialects::sampling_fields;
 use crate::error::{ApiError, ErrorKind};
 use crate::fields::Fields;
-use crate::generation::{ChatPrompt, Generation, Prompt, ReasoningEffort};
+use crate::generation::{ChatPrompt, Choice, Generation, Prompt, ReasoningEffort};
 use crate::model::ServedModel;
 use crate::prompt::ends_with_assistant;
 use crate::stream::{self, StreamFormat};
@@ -33,19 +33,22 @@ pub async fn messages(call: Call) -> Result<Response, ApiError> {
     // The model as it was asked for: clients compare it.
     let name = fields.text("model")?.map_or_else(|| served.name.clone(), str::to_owned);
     // A stream begins with the number of cached tokens, which the first part of the prompt tells.
-    generation.progress = streams;
+    (generation.progress, generation.streamed) = (streams, streams);
     let running = served.generate(generation, &call.caller).await?;
     let id = new_id("msg_");
     if streams {
         let encoder = MessageStream::new(id, call.id.clone(), name, running.prompt_tokens());
         return Ok(stream::respond(running, encoder, StreamFormat::Events, call.app.limits().ping));
     }
-    let choices = running.finish().await?;
-    let choice = choices.first().ok_or_else(|| ApiError::new(ErrorKind::Internal, "there is no answer"))?;
-    let (reason, sequence) = stop_reason(&choice.done.finish);
-    let counts = choice.done.counts;
-    let counted = usage(counts.prompt, counts.cached, counts.answer);
-    Ok(Json(message(&id, &name, content(choice), Some((reason, sequence)), &counted)).into_response())
+    let write = move |choices: &[Choice]| {
+        let missing = || ApiError::new(ErrorKind::Internal, "there is no answer");
+        let choice = choices.first().ok_or_else(missing)?;
+        let (reason, sequence) = stop_reason(&choice.done.finish);
+        let counts = choice.done.counts;
+        let counted = usage(counts.prompt, counts.cached, counts.answer);
+        Ok(message(&id, &name, content(choice), Some((reason, sequence)), &counted))
+    };
+    running.finish().await?.written(write).await
 }
 
 /// Counts the tokens of a conversation. It is rendered and tokenized beside the engine, so that nothing waits.

@@ -66,6 +66,16 @@ fn fields() -> Value {
     })
 }
 
+/// Blocks of tools that Anthropic's servers run.
+const SERVER_BLOCKS: [&str; 6] = [
+    "server_tool_use",
+    "web_search_tool_result",
+    "web_fetch_tool_result",
+    "code_execution_tool_result",
+    "mcp_tool_use",
+    "mcp_tool_result",
+];
+
 fn message_schema(text_block: &Value) -> Value {
     let thinking =
         request(&["type", "thinking"], json!({ "type": one_of(&["thinking"]), "thinking": text() }), []);
@@ -91,12 +101,19 @@ fn message_schema(text_block: &Value) -> Value {
         [],
     );
     let readable = || any_of([text_block.clone(), document.clone(), found.clone()]);
+    let reference = request(
+        &["type", "tool_name"],
+        json!({ "type": one_of(&["tool_reference"]), "tool_name": text() }),
+        [],
+    );
+    // Others end like these, too.
+    let of_server = || request(&["type"], json!({ "type": one_of(&SERVER_BLOCKS) }), []);
     let result = request(
         &["type", "tool_use_id"],
         json!({
             "type": one_of(&["tool_result"]),
             "tool_use_id": text(),
-            "content": any_of([text(), list(readable())]),
+            "content": any_of([text(), list(any_of([readable(), reference, of_server()]))]),
             "is_error": flag(),
         }),
         [],
@@ -109,8 +126,8 @@ fn message_schema(text_block: &Value) -> Value {
         )
     };
     any_of([
-        of(&["user"], any_of([readable(), result])),
-        of(&["assistant"], any_of([readable(), thinking, redacted, tool_use])),
+        of(&["user"], any_of([readable(), result, of_server()])),
+        of(&["assistant"], any_of([readable(), thinking, redacted, tool_use, of_server()])),
         of(&["system"], readable()),
     ])
 }

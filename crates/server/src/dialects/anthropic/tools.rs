@@ -33,7 +33,7 @@ pub(super) fn choice(fields: &Fields<'_>, tools: &[Value]) -> Result<(ToolChoice
     let Some(choice) = fields.object("tool_choice")? else { return Ok((ToolChoice::Auto, true)) };
     let known = ["auto", "any", "tool", "none"];
     let kind = choice.one_of("type", &known)?.ok_or_else(|| choice.missing("type"))?;
-    let parallel = !choice.flag("disable_parallel_tool_use")?.unwrap_or(false);
+    let disabled = choice.flag("disable_parallel_tool_use")?;
     let wanted = match kind {
         "any" if tools.is_empty() => {
             return Err(choice.error("type", "is \"any\", but there are no tools"));
@@ -49,5 +49,6 @@ pub(super) fn choice(fields: &Fields<'_>, tools: &[Value]) -> Result<(ToolChoice
         }
         _ => ToolChoice::Auto,
     };
+    let parallel = disabled.map_or_else(|| wanted.calls_several(), |disabled| !disabled);
     Ok((wanted, parallel))
 }

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::Json;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::completion_answer::{final_answer, generation_settings, selected};
@@ -15,10 +14,10 @@ use crate::dialects::openai::schemas;
 use crate::dialects::{format_fields, openai, prompt_fields, sampling_fields, vllm_fields};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::generation::{Generation, Prompt};
+use crate::generation::{Choice, Generation, Prompt};
 use crate::model::ServedModel;
 use crate::openapi::schema::{self, answer, any_of, count, count_between, flag, list, text};
-use crate::prompt::check_count;
+use crate::prompt::check_prompts;
 use crate::stream::{self, StreamFormat};
 
 /// Fields that are refused, unless their value turns them off.
@@ -50,21 +49,26 @@ pub(super) async fn respond(
     fields: &Fields<'_>,
     prompts: Vec<Prompt>,
 ) -> Result<Response, ApiError> {
-    let (generations, options) = parse_with(fields, served, prompts)?;
+    let (mut generations, mut options) = parse_with(fields, served, prompts)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
+    let truncated = generations.iter().any(|generation| generation.truncation.is_some());
+    generations.iter_mut().for_each(|generation| generation.streamed = streams);
     let ping = sse_ping(fields, call.app.limits().ping)?;
     let running = served.generate_all(generations, &call.caller).await?;
+    if truncated {
+        options.prompts = running.prompts().iter().cloned().map(Prompt::Tokens).collect();
+    }
     if streams {
         let encoder = CompletionStream::new(&running, options);
         return Ok(stream::respond(running, encoder, StreamFormat::Events, ping));
     }
-    let answers = running.finish().await?;
-    let mut all: Vec<Value> = answers
-        .iter()
-        .map(|choice| selected(final_answer(served, choice, &options), &options.response_fields))
-        .collect();
-    let whole = if all.len() == 1 { all.swap_remove(0) } else { all.into() };
-    Ok(Json(whole).into_response())
+    let served = Arc::clone(served);
+    let write = move |answers: &[Choice]| {
+        let one = |choice| selected(final_answer(&served, choice, &options), &options.response_fields);
+        let mut all: Vec<Value> = answers.iter().map(one).collect();
+        Ok(if all.len() == 1 { all.swap_remove(0) } else { all.into() })
+    };
+    running.finish().await?.written(write).await
 }
 
 /// The request as [`Generation`]s.
@@ -98,6 +102,7 @@ pub(super) fn parse_with(
         stops: sampling_fields::stops(fields, "stop", served)?,
         choices,
         logprobs: probabilities,
+        logprobs_field: "n_probs",
         constraint: format_fields::constraint(fields)?,
         constraint_field: format_fields::constraint_field(fields),
         slot: slot(fields, served)?,
@@ -107,14 +112,15 @@ pub(super) fn parse_with(
         ..Generation::new(Prompt::Tokens(Vec::new()))
     };
     let template = vllm_fields::apply(fields, served, template)?;
-    check_count(served, &template, prompts.len())?;
+    check_prompts(served, &template, &prompts)?;
     let options = AnswerOptions {
         return_tokens: fields.flag("return_tokens")?.unwrap_or(false),
         timings_per_token,
         return_progress,
         response_fields: fields.texts("response_fields")?.unwrap_or_default(),
         settings: generation_settings(&template),
-        prompts: prompts.iter().map(|prompt| shown(served, prompt)).collect(),
+        // Those that are cut are shown as they are used.
+        prompts: if template.truncation.is_some() { Vec::new() } else { prompts.clone() },
         choices,
     };
     let generations = prompts.into_iter().map(|prompt| Generation { prompt, ..template.clone() }).collect();
@@ -132,11 +138,6 @@ fn probabilities(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
         found.get_or_insert(count);
     }
     Ok(found.filter(|count| *count > 0))
-}
-
-/// A prompt as a text.
-fn shown(served: &ServedModel, prompt: &Prompt) -> Value {
-    prompt_fields::shown(served, prompt).into()
 }
 
 /// The fields of a request beside its prompt.

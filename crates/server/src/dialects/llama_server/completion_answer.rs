@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 use super::completion_options::AnswerOptions;
 use crate::answer_tokens::{AnswerToken, TokenPart};
 use crate::dialects::openai::logprobs::{finite, is_reported};
+use crate::dialects::prompt_fields;
 use crate::dialects::timings::timings;
 use crate::generation::{Choice, Done, FinishReason, Generation};
 use crate::model::ServedModel;
@@ -41,6 +42,7 @@ pub(super) fn ending(
         FinishReason::StopToken(_) => ("word", ""),
         FinishReason::Length | FinishReason::Context => ("limit", ""),
     };
+    let prompt = options.prompts.get(done.choice / options.choices.max(1));
     let answer = json!({
         "index": done.choice,
         "content": "",
@@ -52,7 +54,7 @@ pub(super) fn ending(
         "tokens_evaluated": done.counts.prompt,
         "tokens_cached": done.counts.cached,
         "generation_settings": options.settings,
-        "prompt": options.prompts.get(done.choice / options.choices.max(1)),
+        "prompt": prompt.map(|prompt| prompt_fields::shown(served, prompt)),
         "has_new_line": has_new_line,
         "truncated": false,
         "stop_type": stop_type,

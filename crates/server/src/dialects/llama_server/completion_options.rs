@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::generation::Prompt;
+
 /// What is asked beside the generations themselves.
 #[derive(Clone, Debug)]
 pub(super) struct AnswerOptions {
@@ -13,8 +15,8 @@ pub(super) struct AnswerOptions {
     pub(super) response_fields: Vec<String>,
     /// `generation_settings`.
     pub(super) settings: Value,
-    /// The prompts as they are shown.
-    pub(super) prompts: Vec<Value>,
+    /// The prompts.
+    pub(super) prompts: Vec<Prompt>,
     /// Answers to each prompt.
     pub(super) choices: usize,
 }

@@ -6,7 +6,7 @@ mod completion_options;
 mod completion_stream;
 pub(crate) mod embedding;
 pub mod infill;
-mod properties;
+pub mod properties;
 pub mod rerank;
 mod slots;
 mod template;

@@ -25,7 +25,7 @@ pub(super) async fn properties(
 ) -> Result<Json<Value>, ApiError> {
     let first = || app.models().loaded().first().map(|served| served.name.clone());
     let name = query.remove("model").or_else(first);
-    let served = app.models().find(name.as_deref()).await?;
+    let served = app.models().find_loaded(name.as_deref()).await?;
     Ok(Json(describe(&served)))
 }
 
@@ -70,25 +70,36 @@ fn describe(served: &ServedModel) -> Value {
     })
 }
 
-/// No adapters are ever loaded.
+/// Those of `--lora` are a part of the model, and have no scales that could be changed: none is listed.
 pub(super) async fn adapters() -> Json<Value> {
     Json(json!([]))
 }
 
-/// Sets the scales of adapters, of which there are none: a list that names none is accepted.
+/// Sets the scales of adapters, none of which can be changed: a list that names none is accepted.
 pub(super) async fn set_adapters(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let (body, _room) = body::read_value(request, &app).await?;
+    check_adapters(&body)?;
+    Ok(Json(json!({ "success": true })))
+}
+
+/// Refuses a list that names adapters.
+pub(crate) fn check_adapters(body: &Value) -> Result<(), ApiError> {
     let Value::Array(adapters) = body else {
         return Err(ApiError::invalid("the body must be a list of adapters"));
     };
     match adapters.first() {
-        None => Ok(Json(json!({ "success": true }))),
+        None => Ok(()),
         Some(adapter) => {
             let id = adapter.get("id").cloned().unwrap_or(Value::Null);
-            Err(ApiError::field("[0].id", format!("is {id}; no adapters are loaded")))
+            Err(ApiError::field(
+                "[0].id",
+                format!(
+                    "is {id}; adapters are a part of the model (--lora), and their scales cannot be changed"
+                ),
+            ))
         }
     }
 }

@@ -12,6 +12,7 @@ use super::completion_answer::settings;
 use crate::app::App;
 use crate::error::{ApiError, ErrorKind};
 use crate::model::{FlightOptions, ServedModel};
+use crate::observed::ObservedModel;
 use crate::openapi::schema::{answer, any_object, count, flag, integer, list, text};
 
 /// The slots of all models, or of the one that `?model=` names.
@@ -22,8 +23,11 @@ pub(super) async fn slots(
     if !app.interface().slots {
         return Err(ApiError::new(ErrorKind::Unsupported, "/slots is disabled (--no-slots)"));
     }
-    let named = query.get("model").map(|name| app.models().describe(Some(name))).transpose()?;
-    let is_asked = |served: &&Arc<ServedModel>| named.as_ref().is_none_or(|named| named.name == served.name);
+    let named = match query.get("model") {
+        Some(name) => Some(app.models().describe(Some(name)).await?),
+        None => None,
+    };
+    let is_asked = |served: &&ObservedModel| named.as_ref().is_none_or(|named| named.name == served.name);
     let loaded = app.models().loaded();
     let all: Vec<Value> = loaded.iter().filter(is_asked).flat_map(|served| of_model(served)).collect();
     let wants_room = query.get("fail_on_no_slot").is_some_and(|value| value == "1");

@@ -9,23 +9,35 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::call::Call;
+use crate::dialects::format_fields::tools_schema;
+use crate::dialects::openai::schemas::message;
+use crate::dialects::openai::{chat, messages};
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::generation::{ChatPrompt, Generation, Prompt};
 use crate::model::ServedModel;
 use crate::openapi::schema::{
-    answer, any_of, count, filled_list, flag, list, nullable, request, text, token, with,
+    answer, any_object, any_of, count, filled_list, flag, list, nullable, request, text, token, with,
+    with_field,
 };
 
-/// A request for the tokens of a text.
+/// The conversation whose tokens are asked for.
+const MESSAGES: &str = "messages";
+
+/// A request for the tokens of a text, or of a conversation.
 #[derive(Clone, Debug)]
 pub struct TokenizeRequest {
     parts: Vec<TextOrToken>,
+    /// The conversation, if that is asked for: vLLM's form.
+    chat: Option<ChatPrompt>,
     /// Whether the tokens are added that begin prompts.
     add_special: bool,
     /// Whether control tokens that are spelled out become those tokens.
     parse_special: bool,
-    /// Whether the text of each token is shown.
+    /// Whether the text of each token is shown with it.
     with_pieces: bool,
+    /// Whether the texts of tokens are shown in a list of their own.
+    token_texts: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -40,15 +52,27 @@ impl TokenizeRequest {
         // A text in `prompt` is vLLM's form. What is not used must be right all the same.
         let (content, prompt) = (parts_of(fields, "content", served)?, parts_of(fields, "prompt", served)?);
         let is_prompt = content.is_none() && prompt.is_some();
-        let parts = content.or(prompt).ok_or_else(|| fields.missing("content"))?;
+        let messages = match fields.has(MESSAGES) {
+            true => Some(messages::messages(fields, MESSAGES)?),
+            false => None,
+        };
+        let has_messages = messages.is_some();
+        let chat = chat::prompt(fields, messages.unwrap_or_default())?;
+        let parts = content.or(prompt);
+        let chat = Some(chat).filter(|_| parts.is_none() && has_messages);
+        if parts.is_none() && chat.is_none() {
+            return Err(fields.error("content", "is required, or prompt, or messages"));
+        }
         Ok(TokenizeRequest {
-            parts,
+            parts: parts.unwrap_or_default(),
+            chat,
             add_special: fields
                 .flag("add_special")?
                 .or(fields.flag("add_special_tokens")?)
                 .unwrap_or(is_prompt),
             parse_special: fields.flag("parse_special")?.unwrap_or(true),
             with_pieces: fields.flag("with_pieces")?.unwrap_or(false),
+            token_texts: fields.flag("return_token_strs")?.unwrap_or(false),
         })
     }
 
@@ -114,15 +138,25 @@ fn check_token(fields: &Fields<'_>, name: &str, token: u32, count: usize) -> Res
 pub(super) async fn tokenize(call: Call) -> Result<Json<Value>, ApiError> {
     let served = call.model().await?;
     let wanted = TokenizeRequest::new(&call.fields(), &served)?;
-    let with_pieces = wanted.with_pieces;
+    let (with_pieces, token_texts) = (wanted.with_pieces, wanted.token_texts);
     let of_model = Arc::clone(&served);
     let bytes = wanted.bytes();
-    let tokens = served.tokenizing(bytes, move || wanted.tokens(&of_model)).await??;
+    let tokens = match &wanted.chat {
+        // The template writes the tokens that begin a prompt.
+        Some(chat) => served.tokens(Generation::new(Prompt::Chat(chat.clone()))).await?,
+        None => served.tokenizing(bytes, move || wanted.tokens(&of_model)).await??,
+    };
+    let texts: Option<Vec<String>> =
+        token_texts.then(|| tokens.iter().map(|token| served.token_text(*token)).collect());
     let shown: Vec<Value> = match with_pieces {
         true => tokens.iter().map(|token| piece(&served, *token)).collect(),
         false => tokens.into_iter().map(Value::from).collect(),
     };
-    Ok(Json(json!({ "tokens": shown, "count": shown.len(), "max_model_len": served.context() })))
+    let mut answer = json!({ "tokens": shown, "count": shown.len(), "max_model_len": served.context() });
+    if let (Some(texts), Some(object)) = (texts, answer.as_object_mut()) {
+        object.insert("token_strs".to_owned(), texts.into());
+    }
+    Ok(Json(answer))
 }
 
 /// A token with its text, or with its bytes if they are a part of a character.
@@ -165,7 +199,7 @@ pub(super) async fn tokenizer_info(
 ) -> Result<Json<Value>, ApiError> {
     let first = || app.models().loaded().first().map(|served| served.name.clone());
     let name = query.remove("model").or_else(first);
-    let served = app.models().find(name.as_deref()).await?;
+    let served = app.models().find_loaded(name.as_deref()).await?;
     let vocabulary = served.model.tokenizer()?.vocabulary();
     let text = |token: Option<u32>| token.map(|token| served.token_text(token));
     Ok(Json(json!({
@@ -189,17 +223,25 @@ pub(super) fn tokenize_schema() -> Value {
         "add_special_tokens": flag(),
         "parse_special": flag(),
         "with_pieces": flag(),
+        "return_token_strs": flag(),
         "model": text(),
+        "messages": filled_list(message()),
+        "tools": tools_schema(),
+        "add_generation_prompt": flag(),
+        "continue_final_message": flag(),
+        "chat_template_kwargs": any_object(),
     });
-    // Either has the text.
-    with(request(&[], fields, []), json!({ "anyOf": [has("content"), has("prompt")] }))
+    // One of them has the text.
+    let messages = json!({ "required": [MESSAGES], "properties": { MESSAGES: { "type": "array" } } });
+    with(request(&[], fields, []), json!({ "anyOf": [has("content"), has("prompt"), messages] }))
 }
 
 /// The answer of `/tokenize`.
 pub(super) fn tokens_schema() -> Value {
     let piece = json!({ "id": token(), "piece": any_of([text(), filled_list(token())]) });
     let tokens = list(any_of([token(), answer(piece)]));
-    answer(json!({ "tokens": tokens, "count": count(), "max_model_len": count() }))
+    let own = answer(json!({ "tokens": tokens, "count": count(), "max_model_len": count() }));
+    with_field(own, "token_strs", list(text()))
 }
 
 /// The body of `/detokenize`.

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
-use super::time;
 use crate::dialects::openai::logprobs;
+use crate::dialects::time;
 use crate::generation::{Choice, Done, FinishReason, WholeToolCall};
 use crate::model::ServedModel;
 use crate::partial_json;
@@ -96,7 +96,7 @@ impl Head {
             ("prompt_eval_count", done.counts.prompt as u64),
             ("prompt_eval_duration", nanoseconds(prompt)),
             ("eval_count", done.counts.answer as u64),
-            ("eval_duration", nanoseconds(done.times.decode)),
+            ("eval_duration", nanoseconds(evaluation(done.counts.answer, prompt, done.times.decode))),
         ];
         object.extend(numbers.map(|(name, number)| (name.to_owned(), number.into())));
         if self.form == (AnswerForm::Generate { has_context: true }) {
@@ -132,8 +132,41 @@ impl Head {
     }
 }
 
+/// The time of so many tokens, by which clients divide their number. Prefill gave the first of them, and has a time of its own: the
+/// others stand for it, if there are any.
+fn evaluation(tokens: usize, prefill: Duration, decode: Duration) -> Duration {
+    let time = match tokens {
+        0 => return Duration::ZERO,
+        1 => prefill,
+        tokens => decode.mul_f64(tokens as f64 / (tokens - 1) as f64),
+    };
+    time.max(Duration::from_nanos(1))
+}
+
 /// A whole call; its arguments are an object.
 pub(super) fn tool_call(index: usize, call: &WholeToolCall) -> Value {
     let arguments = partial_json::object(&call.arguments);
     json!({ "id": call.id, "function": { "index": index, "name": call.name, "arguments": arguments } })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speeds_of_clients_are_those_of_the_decoded_tokens() {
+        let milliseconds = Duration::from_millis;
+        // A token every 10 ms, after a prefill of 70 ms.
+        for tokens in [2, 3, 100] {
+            let decode = milliseconds(10 * (tokens - 1));
+            let time = evaluation(tokens as usize, milliseconds(70), decode);
+            assert!(
+                time.abs_diff(milliseconds(10 * tokens)) < Duration::from_micros(1),
+                "{tokens}: {time:?}"
+            );
+        }
+        assert_eq!(evaluation(1, milliseconds(70), Duration::ZERO), milliseconds(70));
+        assert_eq!(evaluation(0, milliseconds(70), Duration::ZERO), Duration::ZERO);
+        assert!(evaluation(1, Duration::ZERO, Duration::ZERO) > Duration::ZERO);
+    }
 }

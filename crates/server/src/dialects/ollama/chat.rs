@@ -17,7 +17,7 @@ use crate::call::Call;
 use crate::dialects::format_fields;
 use crate::error::{ApiError, ErrorKind};
 use crate::fields::Fields;
-use crate::generation::{ChatPrompt, Generation, Prompt};
+use crate::generation::{ChatPrompt, Choice, Generation, Prompt};
 use crate::model::ServedModel;
 use crate::prompt::ends_with_assistant;
 use crate::stream::{self, StreamFormat};
@@ -27,7 +27,7 @@ pub async fn chat(call: Call) -> Result<Response, ApiError> {
     let started = Instant::now();
     let fields = call.fields();
     let keep = keep_alive(&fields)?;
-    if let Some(answer) = unloaded(&call, keep, started, AnswerForm::Chat)? {
+    if let Some(answer) = unloaded(&call, keep, started, AnswerForm::Chat).await? {
         return Ok(answer);
     }
     let served = model(&call).await?;
@@ -48,7 +48,7 @@ const UNLOADING: &[&str] = &["model", "name", "keep_alive", "stream", "messages"
 
 /// The answer to a request that only unloads a model, which need not be loaded for that: no prompt, and no time to keep it.
 /// A request with other fields is checked as any other, with the model.
-pub(super) fn unloaded(
+pub(super) async fn unloaded(
     call: &Call,
     keep: KeepAlive,
     started: Instant,
@@ -66,8 +66,9 @@ pub(super) fn unloaded(
     fields.flag("stream")?;
     let name = match model_name(&fields)? {
         Some(name) => name.to_owned(),
-        None => call.app.models().describe(None)?.name,
+        None => call.app.models().describe(None).await?.name,
     };
+    call.app.models().refresh().await;
     call.app.models().unload(&name)?;
     Ok(Some(Json(Head::new(name, started, form).without_answer("unload")).into_response()))
 }
@@ -80,15 +81,19 @@ pub(super) async fn answer(
     generation: Generation,
     streams: bool,
 ) -> Result<Response, ApiError> {
+    let generation = Generation { streamed: streams, ..generation };
     let running = served.generate(generation, &call.caller).await?;
     let prompt = running.prompts().first().cloned().unwrap_or_default();
     if streams {
         let encoder = AnswerStream::new(head, Arc::clone(served), prompt);
         return Ok(stream::respond(running, encoder, StreamFormat::Lines, call.app.limits().ping));
     }
-    let choices = running.finish().await?;
-    let choice = choices.first().ok_or_else(|| ApiError::new(ErrorKind::Internal, "there is no answer"))?;
-    Ok(Json(head.whole(served, choice, &prompt)).into_response())
+    let served = Arc::clone(served);
+    let write = move |choices: &[Choice]| {
+        let missing = || ApiError::new(ErrorKind::Internal, "there is no answer");
+        Ok(head.whole(&served, choices.first().ok_or_else(missing)?, &prompt))
+    };
+    running.finish().await?.written(write).await
 }
 
 /// The answer to a request that only loads the model, which it is now, or unloads it.

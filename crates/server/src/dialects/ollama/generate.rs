@@ -14,7 +14,7 @@ use crate::call::Call;
 use crate::dialects::fill_in_middle::FillTokens;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::generation::{ChatPrompt, Generation, Prompt};
+use crate::generation::{ChatPrompt, Generation, Prompt, ReasoningEffort};
 use crate::model::ServedModel;
 
 /// Answers a prompt.
@@ -23,7 +23,7 @@ pub async fn generate(call: Call) -> Result<Response, ApiError> {
     let fields = call.fields();
     let has_context = !fields.flag("raw")?.unwrap_or(false);
     let (keep, form) = (keep_alive(&fields)?, AnswerForm::Generate { has_context });
-    if let Some(answer) = unloaded(&call, keep, started, form)? {
+    if let Some(answer) = unloaded(&call, keep, started, form).await? {
         return Ok(answer);
     }
     let served = model(&call).await?;
@@ -50,13 +50,23 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Option<Ge
     let before = context(fields)?;
     let system = fields.text("system")?.filter(|system| !system.is_empty());
     let reasoning = reasoning(fields)?;
+    let raw = fields.flag("raw")?.unwrap_or(false);
+    let thinks = matches!(reasoning, ReasoningEffort::On | ReasoningEffort::Named(_));
+    for (name, other, is_there) in [
+        ("system", "raw", raw && system.is_some()),
+        ("context", "raw", raw && fields.has("context")),
+        ("system", "suffix", !suffix.is_empty() && system.is_some()),
+        ("context", "suffix", !suffix.is_empty() && !before.is_empty()),
+        ("think", "suffix", !suffix.is_empty() && thinks),
+    ] {
+        if is_there {
+            return Err(fields.error(name, format!("cannot be used together with {other}")));
+        }
+    }
     let prompt = if !suffix.is_empty() {
         let tokens = FillTokens::of(&served.model).ok_or_else(|| FillTokens::missing(served).at("suffix"))?;
         Prompt::Mixed(tokens.prompt(text, suffix, &[], FillTokens::bos(served)))
-    } else if fields.flag("raw")?.unwrap_or(false) {
-        if fields.has("context") {
-            return Err(fields.error("context", "cannot be used together with raw"));
-        }
+    } else if raw {
         Prompt::Text(text.to_owned())
     } else {
         let system = system.map(|system| Message::new("system", system));

@@ -9,7 +9,6 @@ pub(crate) mod models;
 mod request_fields;
 mod schemas;
 mod stream;
-mod time;
 
 use std::sync::Arc;
 

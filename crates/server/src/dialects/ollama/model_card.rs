@@ -11,8 +11,8 @@ use quadriga_llm::Model;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use super::time::rfc3339;
 use crate::dialects::fill_in_middle::FillTokens;
+use crate::dialects::time::rfc3339;
 use crate::model_loader::ModelEntry;
 use crate::registry::ListedModel;
 

@@ -10,15 +10,15 @@ use serde_json::{Map, Value, json};
 
 use super::model_card::{ModelCard, ModelCards, modified};
 use super::request_fields::model_name;
-use super::time::rfc3339;
 use crate::app::App;
 use crate::call::Call;
 use crate::dialects::fill_in_middle::FillTokens;
+use crate::dialects::time::rfc3339;
 use crate::error::{ApiError, ErrorKind};
 use crate::fields::Fields;
 
-/// The version of Ollama whose interface this is: clients ask for one that is new enough.
-const VERSION: &str = "0.12.6";
+/// The version of Ollama whose interface this is, with `/v1/responses` and `/v1/messages`: clients ask for one that is new enough.
+const VERSION: &str = "0.14.0";
 
 /// A time that no server lives to see, of models that stay loaded.
 const NEVER: &str = "9999-12-31T23:59:59Z";
@@ -30,6 +30,7 @@ pub(super) async fn version() -> Json<Value> {
 
 /// All models, loaded or not.
 pub(super) async fn tags(app: Arc<App>, cards: Arc<ModelCards>) -> Result<Json<Value>, ApiError> {
+    app.models().refresh().await;
     let list = move || -> Vec<Value> {
         let all = app.models().list();
         all.iter().filter_map(|listed| Some(cards.card(listed)?.listed(&listed.name).into())).collect()
@@ -39,6 +40,7 @@ pub(super) async fn tags(app: Arc<App>, cards: Arc<ModelCards>) -> Result<Json<V
 
 /// The models that are loaded, and until when.
 pub(super) async fn running(app: Arc<App>, cards: Arc<ModelCards>) -> Result<Json<Value>, ApiError> {
+    app.models().refresh().await;
     let list = move || -> Vec<Value> {
         let mut all = Vec::new();
         for listed in app.models().list() {
@@ -46,7 +48,10 @@ pub(super) async fn running(app: Arc<App>, cards: Arc<ModelCards>) -> Result<Jso
             let expires = listed.expires.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
             let mut model = card.listed(&listed.name);
             model.insert("expires_at".to_owned(), expires.map_or_else(|| NEVER.to_owned(), rfc3339).into());
-            model.insert("size_vram".to_owned(), 0.into());
+            // What is not on the device is what is left of the size.
+            let size = model.get("size").and_then(Value::as_u64).unwrap_or(0).max(served.device_bytes);
+            model.insert("size".to_owned(), size.into());
+            model.insert("size_vram".to_owned(), served.device_bytes.into());
             model.insert("context_length".to_owned(), served.context().into());
             all.push(model.into());
         }
@@ -70,7 +75,7 @@ pub(crate) fn parse_show<'f>(fields: &Fields<'f>) -> Result<(Option<&'f str>, bo
 pub(super) async fn show(call: Call) -> Result<Json<Value>, ApiError> {
     let fields = call.fields();
     let (name, verbose) = parse_show(&fields)?;
-    let listed = call.app.models().describe(name)?;
+    let listed = call.app.models().describe(name).await?;
     let work = move || {
         if let Some(served) = &listed.served {
             return Ok(described(&served.model, served.context(), Some(&served.defaults), verbose));

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::Json;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
+use quadriga_llm::template::Message;
 use serde_json::{Value, json};
 
 use super::answer_head::AnswerHead;
@@ -34,6 +34,7 @@ pub async fn chat(call: Call) -> Result<Response, ApiError> {
     let streams = fields.flag("stream")?.unwrap_or(false);
     let options = StreamOptions::new(&fields)?;
     generation.progress = streams && options.needs_progress();
+    generation.streamed = streams;
     let ping = sse_ping(&fields, call.app.limits().ping)?;
     let shown = ShownParts::new(&fields)?;
     let running = served.generate(generation, &call.caller).await?;
@@ -44,30 +45,43 @@ pub async fn chat(call: Call) -> Result<Response, ApiError> {
     }
     let mut usage = Usage::new(running.prompt_tokens(), running.choices());
     let prompt = running.prompts().first().cloned().unwrap_or_default();
-    let choices = running.finish().await?;
-    choices.iter().for_each(|choice| usage.add(&choice.done));
+    let write = move |choices: &[Choice]| {
+        choices.iter().for_each(|choice| usage.add(&choice.done));
+        Ok(whole(&served, head, choices, &prompt, &usage, shown))
+    };
+    running.finish().await?.written(write).await
+}
+
+fn whole(
+    served: &ServedModel,
+    head: AnswerHead,
+    choices: &[Choice],
+    prompt: &[u32],
+    usage: &Usage,
+    shown: ShownParts,
+) -> Value {
     let mut answer = json!({
         "id": head.id,
         "object": "chat.completion",
         "created": head.created,
         "model": head.model,
-        "choices": choices.iter().map(|choice| choice_json(&served, choice, shown)).collect::<Vec<_>>(),
+        "choices": choices.iter().map(|choice| choice_json(served, choice, shown)).collect::<Vec<_>>(),
         "usage": usage.json(),
         "system_fingerprint": FINGERPRINT,
         "timings": choices.first().map(|choice| timings(&choice.done)),
     });
     if let Some(object) = answer.as_object_mut() {
         if shown.token_ids {
-            object.insert("prompt_token_ids".to_owned(), prompt.clone().into());
+            object.insert("prompt_token_ids".to_owned(), prompt.into());
         }
         if let Some(first) = choices.first().filter(|_| shown.slot) {
             object.insert("id_slot".to_owned(), first.done.slot.into());
         }
         let found = choices.first().and_then(|first| first.prompt_logprobs.as_deref());
-        let found = found.map(|found| prompt_logprobs(&served, &prompt, found));
+        let found = found.map(|found| prompt_logprobs(served, prompt, found));
         object.extend(found.map(|found| ("prompt_logprobs".to_owned(), found)));
     }
-    Ok(Json(answer).into_response())
+    answer
 }
 
 /// The schema of the body.
@@ -87,25 +101,16 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
     fields.flag("add_special_tokens")?;
     ShownParts::new(fields)?;
     let messages = messages::messages(fields, "messages")?;
-    let tools = format_fields::tools(fields)?;
-    let tool_choice = format_fields::tool_choice(fields, &tools)?;
-    let (continues, omits_generation_prompt) = prompt_end(fields, &messages)?;
-    let mut variables = fields.map("chat_template_kwargs")?.cloned().unwrap_or_default();
+    let prompt = prompt(fields, messages)?;
+    let tool_choice = format_fields::tool_choice(fields, &prompt.tools)?;
+    let mut variables = prompt.variables;
     // Each must be an object.
     fields.objects("documents")?;
     if let Some(documents) = fields.list("documents")? {
         variables.insert("documents".to_owned(), documents.into());
     }
     let (reasoning, reasoning_budget) = reasoning(fields, fields.one_of("reasoning_effort", EFFORTS)?)?;
-    let chat = ChatPrompt {
-        messages,
-        tools,
-        variables,
-        continues,
-        omits_generation_prompt,
-        reasoning,
-        ..ChatPrompt::default()
-    };
+    let chat = ChatPrompt { variables, reasoning, ..prompt };
     let generation = Generation {
         sampling: sampling_fields::sampling(fields, served)?,
         max_tokens: sampling_fields::max_tokens(
@@ -119,8 +124,10 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
         logprobs: top_logprobs(fields)?,
         constraint: format_fields::constraint(fields)?,
         constraint_field: format_fields::constraint_field(fields),
+        parallel_tool_calls: fields
+            .flag("parallel_tool_calls")?
+            .unwrap_or_else(|| tool_choice.calls_several()),
         tool_choice,
-        parallel_tool_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
         reasoning_budget,
         reasoning_output: Some(reasoning_output(fields, served)?),
         slot: slot(fields, served)?,
@@ -130,6 +137,19 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
         ..Generation::new(Prompt::Chat(chat))
     };
     vllm_fields::apply(fields, served, generation)
+}
+
+/// A conversation with what its template is given: tools, further variables, and how it ends.
+pub(crate) fn prompt(fields: &Fields<'_>, messages: Vec<Message>) -> Result<ChatPrompt, ApiError> {
+    let (continues, omits_generation_prompt) = prompt_end(fields, &messages)?;
+    Ok(ChatPrompt {
+        messages,
+        tools: format_fields::tools(fields)?,
+        variables: fields.map("chat_template_kwargs")?.cloned().unwrap_or_default(),
+        continues,
+        omits_generation_prompt,
+        ..ChatPrompt::default()
+    })
 }
 
 /// Answers are text.
@@ -144,10 +164,7 @@ fn check_modalities(fields: &Fields<'_>) -> Result<(), ApiError> {
 
 /// Whether the answer continues the last message, by default if that is the assistant's, and whether the header of a new message
 /// is left out.
-fn prompt_end(
-    fields: &Fields<'_>,
-    messages: &[quadriga_llm::template::Message],
-) -> Result<(bool, bool), ApiError> {
+fn prompt_end(fields: &Fields<'_>, messages: &[Message]) -> Result<(bool, bool), ApiError> {
     const NAME: &str = "continue_final_message";
     let ends = ends_with_assistant(messages);
     let (wanted, header) = (fields.flag(NAME)?, fields.flag("add_generation_prompt")?);

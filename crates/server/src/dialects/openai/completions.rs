@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::Json;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::FINGERPRINT;
@@ -20,7 +19,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Choice, Generation, Prompt};
 use crate::model::ServedModel;
-use crate::prompt::check_count;
+use crate::prompt::check_prompts;
 use crate::stream::{self, StreamFormat};
 
 /// The most log-probabilities that are reported for a token.
@@ -50,8 +49,11 @@ pub async fn completions(call: Call) -> Result<Response, ApiError> {
     let token_ids = fields.flag("return_token_ids")?.unwrap_or(false);
     let truncated = generations.iter().any(|generation| generation.truncation.is_some());
     let progress = streams && options.needs_progress();
-    generations.iter_mut().for_each(|generation| generation.progress = progress);
-    let mut echoed = if echo { echoed_texts(&served, &generations)? } else { Vec::new() };
+    for generation in &mut generations {
+        (generation.progress, generation.streamed) = (progress, streams);
+    }
+    // Prompts that are cut are shown as they were used.
+    let mut echoed = if echo && !truncated { echoed_texts(&served, &generations)? } else { Vec::new() };
     let running = served.generate_all(generations, &call.caller).await?;
     if echo && truncated {
         let prompts = running.prompts().iter();
@@ -63,10 +65,38 @@ pub async fn completions(call: Call) -> Result<Response, ApiError> {
         let encoder = CompletionStream::new(head, &running, echoed, choices, (options, token_ids));
         return Ok(stream::respond(running, encoder, StreamFormat::Events, ping));
     }
-    let wants_logprobs = fields.has("logprobs");
-    let mut usage = Usage::new(running.prompt_tokens(), choices);
+    let shown = ShownFields {
+        logprobs: fields.has("logprobs"),
+        prompt_logprobs: fields.has("prompt_logprobs"),
+        slot: fields.has("id_slot"),
+        token_ids,
+    };
+    let usage = Usage::new(running.prompt_tokens(), choices);
     let prompts = running.prompts().to_vec();
-    let answers = running.finish().await?;
+    let write = move |answers: &[Choice]| {
+        Ok(whole(&served, &head, answers, (&prompts, &echoed, choices), usage, shown))
+    };
+    running.finish().await?.written(write).await
+}
+
+/// The fields of an answer that are there only if they are asked for.
+#[derive(Clone, Copy)]
+struct ShownFields {
+    logprobs: bool,
+    prompt_logprobs: bool,
+    slot: bool,
+    token_ids: bool,
+}
+
+/// A whole answer. Of the prompts come their tokens, their texts if they are echoed, and the number of answers to each.
+fn whole(
+    served: &ServedModel,
+    head: &AnswerHead,
+    answers: &[Choice],
+    (prompts, echoed, choices): (&[Vec<u32>], &[String], usize),
+    mut usage: Usage,
+    shown: ShownFields,
+) -> Value {
     let mut list = Vec::new();
     for (number, answer) in answers.iter().enumerate() {
         usage.add(&answer.done);
@@ -75,14 +105,14 @@ pub async fn completions(call: Call) -> Result<Response, ApiError> {
         let first = answers.get(prompt * choices).and_then(|first| first.prompt_logprobs.as_deref());
         let echoed = echoed.get(prompt).map(|text| (text.as_str(), first.unwrap_or_default()));
         let tokens = prompts.get(prompt).map_or(&[][..], Vec::as_slice);
-        let mut choice = choice_json(&served, answer, echoed, tokens, wants_logprobs);
+        let mut choice = choice_json(served, answer, echoed, tokens, shown.logprobs);
         if let Some(object) = choice.as_object_mut() {
-            if token_ids {
+            if shown.token_ids {
                 object.insert("prompt_token_ids".to_owned(), tokens.into());
                 object.insert("token_ids".to_owned(), answer.generated.clone().into());
             }
-            let found = first.filter(|_| fields.has("prompt_logprobs"));
-            let found = found.map(|found| prompt_logprobs(&served, tokens, found));
+            let found = first.filter(|_| shown.prompt_logprobs);
+            let found = found.map(|found| prompt_logprobs(served, tokens, found));
             object.extend(found.map(|found| ("prompt_logprobs".to_owned(), found)));
         }
         list.push(choice);
@@ -97,12 +127,10 @@ pub async fn completions(call: Call) -> Result<Response, ApiError> {
         "system_fingerprint": FINGERPRINT,
         "timings": answers.first().map(|choice| timings(&choice.done)),
     });
-    if let (Some(object), Some(first)) = (whole.as_object_mut(), answers.first())
-        && fields.has("id_slot")
-    {
+    if let (Some(object), Some(first)) = (whole.as_object_mut(), answers.first().filter(|_| shown.slot)) {
         object.insert("id_slot".to_owned(), first.done.slot.into());
     }
-    Ok(Json(whole).into_response())
+    whole
 }
 
 /// The request as [`Generation`]s.
@@ -129,6 +157,7 @@ pub(crate) fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Co
         stops: sampling_fields::stops(fields, "stop", served)?,
         choices,
         logprobs,
+        logprobs_field: "logprobs",
         // More than either asks for are no harm to the other.
         prompt_logprobs: logprobs.filter(|_| echo).max(vllm_fields::prompt_logprobs(fields)?),
         special_tokens: fields.flag("add_special_tokens")?.unwrap_or(true),
@@ -141,7 +170,7 @@ pub(crate) fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Co
     };
     let template = vllm_fields::apply(fields, served, template)?;
     let prompts = prompt_fields::prompts(fields, "prompt")?;
-    check_count(served, &template, prompts.len())?;
+    check_prompts(served, &template, &prompts)?;
     let generations = prompts.into_iter().map(|prompt| Generation { prompt, ..template.clone() }).collect();
     Ok(CompletionRequest { generations, echo, choices })
 }

@@ -1,31 +1,61 @@
 //! `/v1/models`.
 
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
+use axum::http::HeaderMap;
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::dialects::time::rfc3339;
 use crate::error::{ApiError, ErrorKind};
 use crate::model::ServedModel;
 use crate::registry::ListedModel;
 
 /// All models.
-pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    let data: Vec<Value> = app.models().list().iter().map(describe_listed).collect();
-    Json(json!({ "object": "list", "data": data }))
+pub async fn list(State(app): State<Arc<App>>, headers: HeaderMap) -> Json<Value> {
+    app.models().refresh().await;
+    let data: Vec<Value> =
+        app.models().list().iter().map(|listed| in_form(describe_listed(listed), &headers)).collect();
+    let mut all = json!({ "object": "list", "data": data });
+    if let Some(object) = all.as_object_mut().filter(|_| is_of_anthropic(&headers)) {
+        let id = |model: Option<&Value>| model.and_then(|model| model.get("id")).cloned();
+        let ends = [("first_id", id(data.first())), ("last_id", id(data.last()))];
+        object.extend(ends.map(|(name, id)| (name.to_owned(), id.unwrap_or_default())));
+        object.insert("has_more".to_owned(), false.into());
+    }
+    Json(all)
+}
+
+/// Whether a client of Anthropic asks, whose models have other fields.
+fn is_of_anthropic(headers: &HeaderMap) -> bool {
+    headers.contains_key("anthropic-version")
+}
+
+/// The description of a model for whoever asks: for clients of Anthropic with the fields that they read.
+fn in_form(mut model: Value, headers: &HeaderMap) -> Value {
+    let created = Duration::from_secs(model.get("created").and_then(Value::as_u64).unwrap_or(0));
+    let name = model.get("id").cloned().unwrap_or_default();
+    if let Some(object) = model.as_object_mut().filter(|_| is_of_anthropic(headers)) {
+        object.insert("type".to_owned(), "model".into());
+        object.insert("display_name".to_owned(), name);
+        object.insert("created_at".to_owned(), rfc3339(created).into());
+    }
+    model
 }
 
 /// One model.
 pub async fn retrieve(
     State(app): State<Arc<App>>,
+    headers: HeaderMap,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     // A name that is no text is none of any model.
     let Path(name) = name.map_err(|error| ApiError::field("model", format!("is no name: {error}")))?;
+    app.models().refresh().await;
     let all = app.models().list();
     let is_alias =
         |listed: &ListedModel| listed.entry.as_ref().is_some_and(|entry| entry.aliases.contains(&name));
@@ -36,7 +66,9 @@ pub async fn retrieve(
         let message = "/models/sse is not supported: ask /models or /status";
         return Err(ApiError::new(ErrorKind::Unsupported, message));
     }
-    found.map(|listed| Json(describe_listed(listed))).ok_or_else(|| ApiError::model_not_found(&name))
+    found
+        .map(|listed| Json(in_form(describe_listed(listed), &headers)))
+        .ok_or_else(|| ApiError::model_not_found(&name))
 }
 
 /// A model that is loaded, or what is known of one that is not.

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::Json;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde_json::Value;
 
 use super::logprobs::MAX_TOP_LOGPROBS;
@@ -31,8 +30,9 @@ use crate::stream::{self, StreamFormat};
 pub async fn responses(call: Call) -> Result<Response, ApiError> {
     let served = call.model().await?;
     let fields = call.fields();
-    let generation = parse(&fields, &served)?;
+    let mut generation = parse(&fields, &served)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
+    generation.streamed = streams;
     let ping = sse_ping(&fields, call.app.limits().ping)?;
     let object = ResponseObject::new(&fields, &served, &generation);
     let running = served.generate(generation, &call.caller).await?;
@@ -41,13 +41,15 @@ pub async fn responses(call: Call) -> Result<Response, ApiError> {
         return Ok(stream::respond(running, encoder, StreamFormat::Events, ping));
     }
     let mut usage = Usage::new(running.prompt_tokens(), 1);
-    let choices = running.finish().await?;
-    let Some(choice) = choices.first() else {
-        return Err(ApiError::new(crate::error::ErrorKind::Internal, "there is no answer"));
+    let write = move |choices: &[Choice]| {
+        let Some(choice) = choices.first() else {
+            return Err(ApiError::new(crate::error::ErrorKind::Internal, "there is no answer"));
+        };
+        usage.add(&choice.done);
+        let items = items(&served, choice);
+        Ok(object.finished(&choice.done.finish, &items, &usage))
     };
-    usage.add(&choice.done);
-    let items = items(&served, choice);
-    Ok(Json(object.finished(&choice.done.finish, &items, &usage)).into_response())
+    running.finish().await?.written(write).await
 }
 
 /// The schema of the body.
@@ -76,7 +78,9 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
     let messages = response_input::conversation(fields)?;
     let tools = response_input::tools(fields)?;
     let tool_choice = format_fields::tool_choice(fields, &tools)?;
-    let continues = ends_with_assistant(&messages);
+    // Reasoning alone is no message that is begun.
+    let has_text = messages.last().is_some_and(|last| !last.content.is_empty());
+    let continues = has_text && ends_with_assistant(&messages);
     let effort = fields.object("reasoning")?.map(|reasoning| reasoning.one_of("effort", EFFORTS));
     let effort = effort.transpose()?.flatten();
     fields.one_of("truncation", &["auto", "disabled"])?;
@@ -93,8 +97,10 @@ pub fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Generatio
         logprobs: top_logprobs(fields)?,
         constraint: constraint(fields)?,
         constraint_field: Some("text.format"),
+        parallel_tool_calls: fields
+            .flag("parallel_tool_calls")?
+            .unwrap_or_else(|| tool_choice.calls_several()),
         tool_choice,
-        parallel_tool_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
         reasoning_budget,
         priority: priority(fields)?,
         shares_prefix: shares_prefix(fields)?,

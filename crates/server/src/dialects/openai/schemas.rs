@@ -86,7 +86,7 @@ pub(super) fn chat_request() -> Value {
     )
 }
 
-fn message() -> Value {
+pub(crate) fn message() -> Value {
     let content = messages::content_schema();
     let function =
         request(&["name"], json!({ "name": text(), "arguments": any_of([text(), any_object()]) }), []);
@@ -217,7 +217,7 @@ pub(crate) fn embeddings() -> Value {
 pub(super) fn response_request() -> Value {
     let content = messages::content_schema();
     let thoughts = list(request(&[], json!({ "text": text() }), []));
-    let item = any_of([
+    let items = [
         request(
             &["role", "content"],
             json!({
@@ -251,7 +251,9 @@ pub(super) fn response_request() -> Value {
             }),
             [],
         ),
-    ]);
+    ];
+    let others = super::response_input::other_items_schema();
+    let item = json!({ "anyOf": items.into_iter().chain(others).collect::<Vec<_>>() });
     let tool = request(
         &["type", "name"],
         json!({
@@ -349,12 +351,15 @@ pub(super) fn response() -> Value {
 
 /// A model.
 pub(super) fn model() -> Value {
-    answer(json!({
+    let model = answer(json!({
         "id": text(),
         "object": one_of(&["model"]),
         "created": count(),
         "owned_by": text(),
-    }))
+    }));
+    // For requests with the header `anthropic-version`.
+    let model = with_field(model, "type", one_of(&["model"]));
+    with_field(with_field(model, "display_name", text()), "created_at", text())
 }
 
 /// All models.

@@ -77,16 +77,17 @@ impl TraceLayer {
         let started = submitted + time("queue_ms").min(time("first_token_ms"));
         let prompt =
             [("prompt_tokens", "gen_ai.usage.input_tokens"), ("cached_tokens", "quadriga.cached_tokens")];
-        let answer =
-            [("answer_tokens", "gen_ai.usage.output_tokens"), ("finish", "gen_ai.response.finish_reasons")];
+        let answer = [("answer_tokens", "gen_ai.usage.output_tokens")];
+        let reasons = fields.listed("finish", "gen_ai.response.finish_reasons");
         let model = [("model", "gen_ai.request.model")];
-        let stages: [(&'static str, _, _, &[_]); 3] = [
-            ("queue", submitted, started, &[]),
-            ("prefill", started, first_token, &prompt),
-            ("decode", first_token, end, &answer),
+        let stages: [(&'static str, _, _, &[_], _); 3] = [
+            ("queue", submitted, started, &[], None),
+            ("prefill", started, first_token, &prompt, None),
+            ("decode", first_token, end, &answer, reasons),
         ];
-        for (name, start, end, attributes) in stages {
+        for (name, start, end, attributes, more) in stages {
             let attributes = model.iter().chain(attributes);
+            let attributes = attributes.filter_map(|(from, to)| fields.attribute(from, to));
             self.send(SpanRecord {
                 name,
                 is_server: false,
@@ -95,7 +96,7 @@ impl TraceLayer {
                 parent: Some(parent.id),
                 start,
                 end: Some(end),
-                attributes: attributes.filter_map(|(from, to)| fields.attribute(from, to)).collect(),
+                attributes: attributes.chain(more).collect(),
                 failed: false,
                 sampled: parent.sampled,
             });

@@ -59,6 +59,9 @@ fn any_value(value: &Value) -> Value {
         Value::Number(number) => json!({ "intValue": number.to_string() }),
         Value::Bool(flag) => json!({ "boolValue": flag }),
         Value::String(text) => json!({ "stringValue": text }),
+        Value::Array(list) => {
+            json!({ "arrayValue": { "values": list.iter().map(any_value).collect::<Vec<_>>() } })
+        }
         other => json!({ "stringValue": other.to_string() }),
     }
 }
@@ -101,6 +104,11 @@ impl Fields {
 
     pub(super) fn number(&self, name: &str) -> Option<f64> {
         self.0.get(name)?.as_f64()
+    }
+
+    /// The attribute that a field becomes as the only one of a list.
+    pub(super) fn listed(&self, name: &str, attribute: &'static str) -> Option<(&'static str, Value)> {
+        Some((attribute, Value::Array(vec![self.0.get(name)?.clone()])))
     }
 
     /// The attribute that a field becomes.

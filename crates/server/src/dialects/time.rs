@@ -3,12 +3,12 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The time now.
-pub(super) fn now() -> String {
+pub(crate) fn now() -> String {
     rfc3339(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
 /// A time since 1970.
-pub(super) fn rfc3339(time: Duration) -> String {
+pub(crate) fn rfc3339(time: Duration) -> String {
     let (days, second) = (time.as_secs() / 86400, time.as_secs() % 86400);
     let (year, month, day) = date(days);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);

@@ -1,0 +1,95 @@
+//! Counts what an engine computes for an answer, on the engine's thread, also of answers that do not come to their end.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use quadriga_llm::serving::Event;
+
+use crate::model::InFlight;
+use crate::operation::metrics::{ModelMetrics, PartialAnswer};
+
+/// Counts the events of one answer. When it is dropped, the answer has ended.
+pub(crate) struct AnswerMeter {
+    metrics: Arc<ModelMetrics>,
+    entry: Arc<InFlight>,
+    begun: bool,
+    /// What was computed so far; none once it is counted with the whole answer.
+    partial: Option<PartialAnswer>,
+    tokens: Option<TokenTimes>,
+}
+
+/// When the first token and the latest one were there.
+struct TokenTimes {
+    first: Instant,
+    last: Instant,
+}
+
+impl AnswerMeter {
+    pub(crate) fn new(metrics: &Arc<ModelMetrics>, entry: &Arc<InFlight>) -> AnswerMeter {
+        AnswerMeter {
+            metrics: Arc::clone(metrics),
+            entry: Arc::clone(entry),
+            begun: false,
+            partial: Some(PartialAnswer::default()),
+            tokens: None,
+        }
+    }
+
+    /// Counts an event.
+    pub(crate) fn note(&mut self, event: &Event) {
+        match event {
+            Event::Finished(_) => {
+                self.partial = None;
+                self.entry.slot.end();
+                return;
+            }
+            Event::Failed(_) => return self.entry.slot.end(),
+            _ => self.entry.slot.begin(),
+        }
+        if !std::mem::replace(&mut self.begun, true) {
+            // The step that computed the first part is none of the wait.
+            let prefill = if let Event::Progress { prefill, .. } = event { *prefill } else { Duration::ZERO };
+            self.metrics.note_begun(self.entry.since.elapsed().saturating_sub(prefill));
+        }
+        match event {
+            Event::Progress { cached, computed, prefill } => {
+                self.entry.computed.store(*computed, Ordering::Relaxed);
+                if let Some(partial) = &mut self.partial {
+                    (partial.cached, partial.prompt, partial.prefill) = (*cached, *computed, *prefill);
+                }
+            }
+            Event::Token { .. } => self.note_token(),
+            _ => {}
+        }
+    }
+
+    fn note_token(&mut self) {
+        self.entry.generated.fetch_add(1, Ordering::Relaxed);
+        let now = Instant::now();
+        match &mut self.tokens {
+            None => {
+                self.metrics.note_first_token(now - self.entry.since);
+                self.metrics.note_token(None);
+                self.tokens = Some(TokenTimes { first: now, last: now });
+            }
+            Some(times) => {
+                self.metrics.note_token(Some(now - times.last));
+                times.last = now;
+                if let Some(partial) = &mut self.partial {
+                    // The prefill gave the first one.
+                    partial.decoded += 1;
+                    partial.decode = now - times.first;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for AnswerMeter {
+    fn drop(&mut self) {
+        if let Some(partial) = &self.partial {
+            self.metrics.note_partial(partial);
+        }
+    }
+}
