@@ -7,6 +7,7 @@
 mod messages;
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use memmap2::MmapRaw;
@@ -47,11 +48,13 @@ pub(crate) struct Segment {
     _map: MmapRaw,
     ranks: usize,
     rank: usize,
+    /// Held while this rank publishes an error.
+    publishing: Mutex<()>,
 }
 
 // SAFETY: the memory is mapped as long as the segment lives. Words are atomic; everything else is written by one rank while no
 // other reads it, as the module's protocol says, and by one thread of a rank at a time, since `Cursor` or `Outbox` is borrowed
-// mutably.
+// mutably, or the rank's text is, which a lock guards.
 unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
@@ -86,7 +89,7 @@ impl Segment {
     /// [`Segment::bytes`], or more.
     pub(crate) fn new(map: MmapRaw, ranks: usize, rank: usize) -> Segment {
         debug_assert!(map.len() >= Segment::bytes(ranks));
-        Segment { base: map.as_mut_ptr(), _map: map, ranks, rank }
+        Segment { base: map.as_mut_ptr(), _map: map, ranks, rank, publishing: Mutex::default() }
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
@@ -127,6 +130,8 @@ impl Segment {
     /// Publishes an error of this rank, once.
     pub(crate) fn publish_failure(&self, message: &str) {
         let failed = self.word(self.rank * HEADER + FAILED);
+        // The thread that fails and the one that communicates may both come here.
+        let _one = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
         if failed.load(Ordering::Acquire) != 0 {
             return;
         }

@@ -76,6 +76,23 @@ fn skipping_inactive_neurons_changes_no_bit() {
     }
 }
 
+/// A result is written in any case: its memory holds what another operation has left there.
+#[test]
+fn products_with_rows_of_no_columns_are_zero() {
+    for (tokens, neurons) in [(1, 9), (2, 5), (7, 130)] {
+        let g = GraphBuilder::new();
+        let (x, none) =
+            (g.input("x", DType::F32, [tokens, neurons]), g.input("none", DType::F32, [tokens, 0]));
+        let sums = x.scale(3.0).sum_rows();
+        let w = g.weight("w", Weight::with_data(DType::F32, [neurons, 0], Vec::new()));
+        g.output("y", w.mul_mat_sparse(none, x.add(sums), None).scale(2.0));
+        let mut session = session(&g.finish().unwrap(), Isa::detect(), 2, true, true);
+        let x: Vec<f32> = (0..tokens * neurons).map(|i| 1.0 + i as f32).collect();
+        session.run(&[("x", &x), ("none", &Vec::<f32>::new())]).unwrap();
+        assert_eq!(session.read::<f32>("y").unwrap(), vec![0.0; tokens * neurons]);
+    }
+}
+
 /// The rows of a large matrix are added by groups of active rows, which threads and skipping must not change.
 #[test]
 fn rows_of_a_large_matrix_are_added_in_the_same_groups_by_any_threads() {

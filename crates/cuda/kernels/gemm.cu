@@ -90,7 +90,7 @@ template <bool IS_BF16> __device__ __forceinline__ void gemm_mma(const GemmWork 
                     mma<IS_BF16>(sum[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
         }
     }
-    bool pairs = g.stride % 2 == 0;
+    bool pairs = g.stride % 2 == 0 && g.out % 8 == 0;
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll

@@ -27,7 +27,7 @@ struct GemmResult {
 #define SLOT_BYTES ((TILE_ROWS + TILE_COLS) * SLOT_COLS * 2)
 
 __device__ __forceinline__ void store_tile(const GemmResult &r, const float (&d)[TILE_COLS / 2], u32 row, u32 col) {
-    bool pairs = r.stride % 2 == 0;
+    bool pairs = r.stride % 2 == 0 && r.out % 8 == 0;
 #pragma unroll
     for (int half = 0; half < 2; half++, row += 8) {
         if (row >= r.m) continue;

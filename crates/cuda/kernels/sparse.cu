@@ -209,16 +209,23 @@ extern "C" __global__ void k_gate_products(Tensor gates, u64 out, int rectify) {
 
 #define TRANSPOSE_TILE 32
 
-// `count` columns from `first` on as rows, in an operand type of GEMM. A block transposes a tile.
+// `count` columns from `first` on as rows, in an operand type of GEMM. A block transposes a tile. What is infinite or NaN becomes
+// 0, since GEMM multiplies it with the factor 0, too; `odd` says of each tile of the whole matrix, by columns, whether it has any.
 extern "C" __global__ void __launch_bounds__(TRANSPOSE_TILE * 8)
-    k_transpose_rows(Tensor w, i64 first, i64 count, u64 out, u32 operand) {
+    k_transpose_rows(Tensor w, i64 first, i64 count, u64 out, u32 operand, u64 odd) {
     __shared__ float tile[TRANSPOSE_TILE][TRANSPOSE_TILE + 1];
     int lane = threadIdx.x % TRANSPOSE_TILE, line = threadIdx.x / TRANSPOSE_TILE;
     i64 rows = w.d[2], row = (i64)blockIdx.y * TRANSPOSE_TILE, column = (i64)blockIdx.x * TRANSPOSE_TILE;
-    for (int i = line; i < TRANSPOSE_TILE; i += 8)
-        if (row + i < rows && column + lane < count)
-            tile[i][lane] = row_element(w.type, row_at(w, 0, 0, row + i), first + column + lane);
-    __syncthreads();
+    bool any = false;
+    for (int i = line; i < TRANSPOSE_TILE; i += 8) {
+        if (row + i >= rows || column + lane >= count) continue;
+        float v = row_element(w.type, row_at(w, 0, 0, row + i), first + column + lane);
+        bool finite = (__float_as_uint(v) & 0x7f800000) != 0x7f800000;
+        any |= !finite;
+        tile[i][lane] = finite ? v : 0.0f;
+    }
+    int found = __syncthreads_or(any);
+    if (threadIdx.x == 0) ((u8 *)odd)[(first / TRANSPOSE_TILE + blockIdx.x) * gridDim.y + blockIdx.y] = found != 0;
     for (int i = line; i < TRANSPOSE_TILE; i += 8) {
         if (column + i >= count || row + lane >= rows) continue;
         i64 to = (column + i) * rows + row + lane;
@@ -226,5 +233,30 @@ extern "C" __global__ void __launch_bounds__(TRANSPOSE_TILE * 8)
         if (operand == F16) ((u16 *)out)[to] = float_to_half(v);
         else if (operand == BF16) ((u16 *)out)[to] = float_to_bf16(v);
         else ((float *)out)[to] = v;
+    }
+}
+
+#define ODD_WARPS 8
+#define ODD_TOKENS 64
+
+// Sums again, row by row, the columns in which k_transpose_rows found an element that is infinite or NaN. Blocks: tiles of
+// columns, 64 tokens. Usually there is none, and all blocks end at once.
+extern "C" __global__ void __launch_bounds__(ODD_WARPS *WARP)
+    k_add_odd_rows(Tensor w, Tensor factors, u64 out, u64 odd, i64 tokens) {
+    i64 rows = w.d[2], columns = w.d[3], tiles = (rows + TRANSPOSE_TILE - 1) / TRANSPOSE_TILE;
+    bool any = false;
+    for (i64 i = threadIdx.x; i < tiles; i += ODD_WARPS * WARP) any |= ((const u8 *)odd)[blockIdx.x * tiles + i] != 0;
+    if (!__syncthreads_or(any)) return;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    i64 column = (i64)blockIdx.x * TRANSPOSE_TILE + lane, first = (i64)blockIdx.y * ODD_TOKENS;
+    if (column >= columns) return;
+    for (i64 t = first + warp; t < min(first + ODD_TOKENS, tokens); t += ODD_WARPS) {
+        const float *of_token = (const float *)row_at(factors, 0, 0, t);
+        float sum = 0.0f;
+        for (i64 row = 0; row < rows; row++) {
+            float factor = of_token[row];
+            if (factor != 0.0f) sum = fmaf(factor, row_element(w.type, row_at(w, 0, 0, row), column), sum);
+        }
+        ((float *)out)[t * columns + column] = sum;
     }
 }

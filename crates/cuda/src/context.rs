@@ -133,13 +133,6 @@ impl Context {
                     return Err(fail(code));
                 }
             }
-            let code = match owner {
-                ContextOwner::Process => sys::cuDevicePrimaryCtxRetain(&mut context, device),
-                ContextOwner::Backend => create(&mut context, device),
-            };
-            if code != CUresult::CUDA_SUCCESS {
-                return Err(fail(code));
-            }
         }
         let attribute = |which| {
             let mut value = 0;
@@ -155,19 +148,31 @@ impl Context {
         let uuid = (code == CUresult::CUDA_SUCCESS)
             .then(|| uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect());
         use sys::CUdevice_attribute as A;
+        let compute_capability = (
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
+        let multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let shared_bytes = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        // Last, since nothing may fail between this and what releases it.
+        // SAFETY: the pointer is to a local of the type that the call writes; the device is one of the driver's.
+        let code = unsafe {
+            match owner {
+                ContextOwner::Process => sys::cuDevicePrimaryCtxRetain(&mut context, device),
+                ContextOwner::Backend => create(&mut context, device),
+            }
+        };
+        if code != CUresult::CUDA_SUCCESS {
+            return Err(fail(code));
+        }
         let description = name.iter().take_while(|c| **c != 0).map(|c| char::from(*c as u8)).collect();
         Ok(Context {
             name: format!("cuda:{ordinal}"),
             uuid,
             description,
-            compute_capability: (
-                attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-                attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-            ),
-            multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.try_into().unwrap_or(1),
-            shared_bytes_per_block: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?
-                .try_into()
-                .unwrap_or(0),
+            compute_capability,
+            multiprocessors: multiprocessors.try_into().unwrap_or(1),
+            shared_bytes_per_block: shared_bytes.try_into().unwrap_or(0),
             total_bytes: total as u64,
             // Twice a cycle; both are 0 where the driver does not tell.
             memory_bandwidth: 2.0

@@ -153,7 +153,11 @@ impl<'g> CaseBuilder<'g> {
 
     /// Weights with random values.
     pub(crate) fn weight(&self, dtype: DType, dims: [usize; 4]) -> Value<'g> {
-        let bytes = fill::bytes(dtype, fill::UNIT, dims.iter().product(), &mut self.rng.borrow_mut());
+        self.filled_weight(dtype, dims, fill::UNIT)
+    }
+
+    pub(crate) fn filled_weight(&self, dtype: DType, dims: [usize; 4], fill: Fill) -> Value<'g> {
+        let bytes = fill::bytes(dtype, fill, dims.iter().product(), &mut self.rng.borrow_mut());
         self.graph.weight(&self.name("w"), Weight::with_data(dtype, shape(dims), bytes))
     }
 

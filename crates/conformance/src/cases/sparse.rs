@@ -44,6 +44,26 @@ pub(super) fn list(list: &mut CaseList) {
             axpy(list, dtype, 0.3, [2, 40, width]);
         }
     }
+    // So many tokens that backends may multiply with all rows.
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q4_0, DType::Q8_0] {
+        for [tokens, neurons, width] in [[40, 64, 96], [100, 72, 256], [129, 136, 160]] {
+            for active in [0.0, 0.1, 1.0] {
+                mul_mat(list, dtype, active, [tokens, neurons, width]);
+                axpy(list, dtype, active, [tokens, neurons, width]);
+            }
+        }
+        for tokens in [40, 100] {
+            feed_forward(list, dtype, 0.1, [tokens, 160, 256]);
+        }
+    }
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for tokens in [1, 3, 40, 100] {
+            unused_rows(list, dtype, [tokens, 72, 160]);
+        }
+    }
+    for [tokens, width] in [[3, 256], [129, 256], [136, 64]] {
+        computed_rows(list, [tokens, width]);
+    }
 }
 
 fn mul_mat(list: &mut CaseList, dtype: DType, active: f64, [tokens, neurons, width]: [usize; 3]) {
@@ -64,6 +84,31 @@ fn axpy(list: &mut CaseList, dtype: DType, active: f64, [tokens, neurons, width]
         let w = s.weight(dtype, [1, 1, neurons, width]);
         let factors = s.strided_input(DType::F32, [1, 1, tokens, neurons], layout, Fill::Active(active));
         s.out(w.axpy_sparse(factors));
+    });
+}
+
+/// Some rows hold infinities and NaN, which only tokens with such a neuron may see.
+fn unused_rows(list: &mut CaseList, dtype: DType, [tokens, neurons, width]: [usize; 3]) {
+    let details = format!("{dtype} [{neurons}, {width}] with NaN, {tokens} tokens");
+    let dims = [1, 1, neurons, width];
+    list.push("mul_mat_sparse", details.clone(), tolerance(dtype), move |s| {
+        let x = s.shaped_input(DType::F32, Shape::from([tokens, width]), UNIT);
+        let gates = s.shaped_input(DType::F32, Shape::from([tokens, neurons]), Fill::Active(0.1));
+        s.out(s.filled_weight(dtype, dims, Fill::NonFinite(2e-4)).mul_mat_sparse(x, gates, None));
+    });
+    list.push("axpy_sparse", details, tolerance(dtype), move |s| {
+        let factors = s.shaped_input(DType::F32, Shape::from([tokens, neurons]), Fill::Active(0.1));
+        s.out(s.filled_weight(dtype, dims, Fill::NonFinite(2e-4)).axpy_sparse(factors));
+    });
+}
+
+/// Rows that the graph computes, to which their own sums are added: no result may be where rows are that are still read.
+fn computed_rows(list: &mut CaseList, [tokens, width]: [usize; 2]) {
+    let details = format!("{tokens} computed rows of {width}, and their sums");
+    list.push("axpy_sparse", details, Tolerance::DEFAULT, move |s| {
+        let rows = s.shaped_input(DType::F32, Shape::from([tokens, width]), UNIT).scale(2.0);
+        let factors = s.shaped_input(DType::F32, Shape::from([tokens, tokens]), Fill::Active(0.1));
+        s.out(rows.add(rows.axpy_sparse(factors)));
     });
 }
 

@@ -23,8 +23,9 @@ use crate::tensor_map::TensorMap;
 const TILE: u32 = 128;
 /// The largest grid in y.
 const MAX_TILES: usize = 65_535;
-/// Rows and columns of a tile of `k_transpose_rows`.
-const TRANSPOSE_TILE: usize = 32;
+/// Threads of a block of `k_add_odd_rows`, and its tokens.
+const ODD_THREADS: u32 = 256;
+const ODD_TOKENS: usize = 64;
 /// Shared memory of a block with mma: four slots of both operands' tiles, 32 columns wide.
 const MMA_SHARED_BYTES: u32 = 4 * 2 * TILE * 32 * 2;
 /// The same with wgmma: six slots, 64 columns wide, and what aligning them may cost.
@@ -221,7 +222,8 @@ impl Lowering<'_> {
         self.multiply(gemm, Some(scales))
     }
 
-    /// Many rows times a weight whose columns are transposed, a slab at a time: `[m, k] · [k, n]`.
+    /// Many rows times a weight whose columns are transposed, a slab at a time: `[m, k] · [k, n]`. Elements of the weight that are
+    /// infinite or NaN count only for rows that use them: columns of tiles with any are computed again, by their definition.
     pub(super) fn transposed_gemm(
         &mut self,
         node: NodeId,
@@ -232,7 +234,8 @@ impl Lowering<'_> {
         let out = self.tensor_arg(node, self.graph[node].output())?;
         let (m, k, n) = (x.rows() as usize, w.dims[2] as usize, w.dims[3] as usize);
         let size = operand.bytes();
-        let [rows, row_scales, slab] = self.scratch(node, scratch::transposed_operands(m, k, size, n))?;
+        let [rows, row_scales, slab, odd] =
+            self.scratch(node, scratch::transposed_operands(m, k, size, n))?;
         let scales = (operand == OperandType::F16).then_some(row_scales);
         let convert = if operand == OperandType::F16 {
             let narrow = self.function(KernelFile::Pack, c"k_f32_to_f16_scaled")?;
@@ -244,13 +247,15 @@ impl Lowering<'_> {
         };
         self.push(convert);
         let function = self.function(KernelFile::Sparse, c"k_transpose_rows")?;
-        let tiles = |extent: usize| extent.div_ceil(TRANSPOSE_TILE) as u32;
+        let tiles = |extent: usize| extent.div_ceil(scratch::TRANSPOSE_TILE) as u32;
         let per_slab = scratch::columns_per_slab(k, size, n);
         let scales_rows = self.inner.gemm_kernels() == GemmKernels::Cublas;
         for first in (0..n).step_by(per_slab) {
             let count = per_slab.min(n - first);
-            let launch = Launch::new(function, [tiles(count), tiles(k), 1], TRANSPOSE_TILE as u32 * 8);
-            self.push(launch.arg(w).arg(first as i64).arg(count as i64).arg(slab).arg(operand.dtype().id()));
+            let launch =
+                Launch::new(function, [tiles(count), tiles(k), 1], scratch::TRANSPOSE_TILE as u32 * 8);
+            let launch = launch.arg(w).arg(first as i64).arg(count as i64).arg(slab);
+            self.push(launch.arg(operand.dtype().id()).arg(odd));
             let gemm = Gemm {
                 m,
                 n: count,
@@ -270,6 +275,9 @@ impl Lowering<'_> {
             let launch = Launch::new(widen, [m as u32, 1, 1], 256);
             self.push(launch.arg(out.address).arg(scales).arg(n as i64));
         }
+        let exact = self.function(KernelFile::Sparse, c"k_add_odd_rows")?;
+        let launch = Launch::new(exact, [tiles(n), m.div_ceil(ODD_TOKENS) as u32, 1], ODD_THREADS);
+        self.push(launch.arg(w).arg(x).arg(out.address).arg(odd).arg(m as i64));
         Ok(())
     }
 

@@ -218,13 +218,11 @@ mod tests {
         };
         // One token: the sums of chunks of rows.
         assert_eq!(of_tokens(DType::F16, 1), 86 * 4096 * 4);
-        // Many: rows, their scales, and 2,176 transposed columns of 22,016 bytes.
-        assert_eq!(of_tokens(DType::F16, 512), 512 * 11008 * 2 + 512 * 4 + 2176 * 11008 * 2);
+        // Many: rows, their scales, 2,176 transposed columns of 22,016 bytes, and 344 × 128 tiles.
+        let transposed = 512 * 11008 * 2 + 512 * 4 + 2176 * 11008 * 2 + 344 * 128;
+        assert_eq!(of_tokens(DType::F16, 512), transposed);
         let slab = NEURON_SLAB_BYTES / 8192 * 8192;
-        assert_eq!(
-            of_tokens(DType::Q4_0, 512),
-            (512 * 11008 * 2 + 512 * 4 + 2176 * 11008 * 2).max(512 * 8192 + slab)
-        );
+        assert_eq!(of_tokens(DType::Q4_0, 512), transposed.max(512 * 8192 + slab));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use quadriga_runtime::BackendError;
 use super::formats::MAX_GEMV_ROWS;
 use super::gemm::operand_type;
 use super::lowering::Lowering;
+use super::scratch;
 use crate::buffer::overlap;
 use crate::kernels::KernelFile;
 use crate::launch::{Launch, TensorArg, has_dense_rows};
@@ -26,6 +27,9 @@ const ADD_THREADS: u32 = 256;
 pub(super) fn chunk_bytes(rows: usize, columns: usize, tokens: usize) -> [usize; 1] {
     [rows.div_ceil(CHUNK_ROWS).saturating_mul(columns).saturating_mul(4 * tokens.min(CHUNK_TOKENS as usize))]
 }
+
+/// The largest grid in y.
+const MAX_GRID_Y: usize = 65_535;
 
 /// The share of neurons that a token is assumed to activate.
 const ACTIVE: f64 = 0.1;
@@ -123,6 +127,7 @@ impl Lowering<'_> {
         // The operand of GEMM is the transposed slab, which is aligned.
         if adds_all_rows(self.tensor(weight), tokens as usize)
             && self.has_gemm(columns as usize, rows as usize, 0)
+            && (rows as usize).div_ceil(scratch::TRANSPOSE_TILE) <= MAX_GRID_Y
         {
             let operand = operand_type(self.tensor(weight).dtype(), self.inner.gemm_kernels());
             return self.transposed_gemm(node, w, factors, operand);
@@ -137,11 +142,15 @@ impl Lowering<'_> {
             && self.inner.fusion
             && let Some((addition, addend)) = self.addend(at, self.graph[node].output())
         {
-            // The factors are read for one group of tokens after the other.
-            let from = self.place(node, *self.graph.inputs(node).get(1).unwrap_or(&addend))?.1;
+            // Rows and factors are read again for one group of tokens after the other.
             let to = self.place(node, self.graph[addition].output())?.1;
             let bytes = self.tensor(self.graph[addition].output()).bytes();
-            if tokens <= CHUNK_TOKENS || !overlap(from, tokens as usize * rows as usize * 4, to, bytes) {
+            let mut is_read_later = false;
+            for input in self.graph.inputs(node) {
+                let from = self.place(node, *input)?.1;
+                is_read_later |= overlap(from, self.tensor(*input).bytes(), to, bytes);
+            }
+            if tokens <= CHUNK_TOKENS || !is_read_later {
                 (result, other) = (to, self.place(node, addend)?.1);
                 self.fuse(addition);
             }
@@ -169,7 +178,6 @@ impl Lowering<'_> {
 
 /// Whether the grid of a matmul's kernel is within limits.
 pub(super) fn fits(w: &Tensor, tokens: usize) -> bool {
-    const MAX_GRID_Y: usize = 65_535;
     tokens.div_ceil(TOKENS as usize) <= MAX_GRID_Y && w.shape().rows().div_ceil(CHUNK_ROWS) <= MAX_GRID_Y
 }
 

@@ -232,9 +232,12 @@ impl Workers {
         })
     }
 
-    /// Whether there are no more than others, and no connection but the one that asks. A sample that is missing is more.
+    /// Whether there are no more than others, and no connection but the one that asks. A sample that is missing is more. Those who ask
+    /// keep threads from ending that answer them in turns.
     fn is_back_to(&self, before: &Workers) -> bool {
-        self.connections <= 1.0 && self.tasks <= before.tasks && self.threads <= before.threads
+        self.connections <= 1.0
+            && self.tasks <= before.tasks
+            && self.threads <= before.threads + ASKED_THREADS
     }
 }
 
@@ -255,6 +258,9 @@ pub async fn settle(address: SocketAddr, before: &Workers) -> std::io::Result<Op
     let (status, after) = (get(address, "/status").await?, Workers::of(address).await?);
     Ok(Some(format!("still busy: {before:?} became {after:?}, {status}")))
 }
+
+/// Threads that may answer one who asks without a pause.
+const ASKED_THREADS: f64 = 2.0;
 
 /// How often it is looked whether a server has settled. Threads that prepared requests end after ten idle seconds.
 const LOOKS: usize = 200_000;

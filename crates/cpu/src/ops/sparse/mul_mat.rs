@@ -153,6 +153,9 @@ impl MulMatKernel {
             return false;
         }
         let columns = self.w.cols();
+        if columns == 0 {
+            return false;
+        }
         let step = columns
             .div_ceil(columns.div_ceil(TILE_COLUMNS).max(1))
             .next_multiple_of(self.w.dtype.block_len().max(32));
