@@ -1,7 +1,7 @@
 //! Buffers: memory allocated by the backend, or borrowed bytes such as a file map, guarded against races.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use quadriga_graph::Data;
@@ -62,6 +62,8 @@ pub(crate) struct HostBuffer {
     usage: Usage,
     users: Mutex<BufferUsers>,
     changed: Condvar,
+    /// Whether another device may have the memory, and its pages pinned.
+    is_shared: AtomicBool,
 }
 
 // SAFETY: a mapped buffer points to bytes that `Data`, which is Send and Sync, keeps alive and that no one writes; a
@@ -101,7 +103,14 @@ impl HostBuffer {
     }
 
     fn over(memory: BufferMemory, bytes: usize, usage: Usage) -> HostBuffer {
-        HostBuffer { memory, bytes, usage, users: Mutex::default(), changed: Condvar::new() }
+        HostBuffer {
+            memory,
+            bytes,
+            usage,
+            users: Mutex::default(),
+            changed: Condvar::new(),
+            is_shared: AtomicBool::new(false),
+        }
     }
 
     /// The buffer behind a region, if this backend made it.
@@ -240,12 +249,23 @@ impl Buffer for HostBuffer {
 
     fn host_memory(self: Arc<Self>) -> Option<HostMemory> {
         let (pointer, bytes) = (self.pointer(), self.bytes);
+        self.is_shared.store(true, Ordering::Release);
         // SAFETY: the memory is allocated, and writable, until the buffer is dropped.
         (!self.is_read_only()).then(|| unsafe { HostMemory::new(pointer, bytes, self) })
     }
 
     fn clear(&self, offset: usize, len: usize) -> Result<(), BackendError> {
         self.with_bytes_mut(offset, len, |bytes| bytes.fill(0))
+    }
+
+    /// Memory that other devices may have stays as it is.
+    fn discard(&self) {
+        let BufferMemory::Owned(block) = &self.memory else { return };
+        let _held = BufferGuard::new(self, true);
+        if !self.is_shared.load(Ordering::Acquire) {
+            // SAFETY: the buffer is locked for writing, no device has its memory, and the caller does not need its bytes.
+            unsafe { block.block.discard() };
+        }
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -120,6 +120,19 @@ impl HostBlock {
         self.bytes
     }
 
+    /// Gives the pages of a block that was mapped from the system back to it, until they are touched again: they are zeros then.
+    ///
+    /// # Safety
+    /// Nothing reads or writes the block meanwhile, no device has its pages pinned, and nobody relies on its bytes.
+    pub(crate) unsafe fn discard(&self) {
+        #[cfg(target_os = "linux")]
+        if self.part_of.is_none() && self.bytes >= MAP_FROM {
+            // SAFETY: a private anonymous mapping of this size, which stays; as the caller promises, its contents may change. If the
+            // system refuses, they do not.
+            unsafe { libc::madvise(self.pointer.as_ptr().cast(), self.bytes, libc::MADV_DONTNEED) };
+        }
+    }
+
     /// Moves part of a larger block into huge pages, as far as the system can; its contents stay.
     pub(crate) fn use_huge_pages(&self) {
         #[cfg(target_os = "linux")]
@@ -260,6 +273,31 @@ mod tests {
         drop(block);
         // Another thread may map the same address again, with another size.
         assert_ne!(mappings().get(&address), Some(&BYTES));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_block_that_is_discarded_has_no_pages_and_reads_as_zeros() {
+        use crate::reservations::resident;
+        const BYTES: usize = 5 << 20;
+        let block = HostBlock::zeroed(BYTES).unwrap();
+        let address = block.pointer().addr();
+        // SAFETY: the block has these bytes, and only this thread has the block.
+        let all = || unsafe { std::slice::from_raw_parts_mut(block.pointer(), BYTES) };
+        all().fill(7);
+        assert!(resident(address, BYTES) >= BYTES);
+        // SAFETY: as above; no slice is in use.
+        unsafe { block.discard() };
+        assert_eq!(resident(address, BYTES), 0);
+        assert!(all().iter().all(|byte| *byte == 0));
+        // Small blocks have no pages of their own.
+        let small = HostBlock::zeroed(5000).unwrap();
+        // SAFETY: as above.
+        unsafe {
+            small.pointer().write(7);
+            small.discard();
+            assert_eq!(small.pointer().read(), 7);
+        }
     }
 
     #[test]

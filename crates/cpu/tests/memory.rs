@@ -187,3 +187,32 @@ fn s7_the_forecast_of_a_plan_equals_the_allocation_work_memory_included() {
         }
     }
 }
+
+/// Inputs must be set again after their memory was given back; nothing else changes, with several plans, too.
+#[test]
+fn discarded_values_are_gone_and_the_session_goes_on() {
+    let graph = |rows: usize| {
+        let g = GraphBuilder::new();
+        let w = g.weight("w", Weight::with_data(DType::F32, [8, 64], vec![0; 8 * 64 * 4]));
+        let x = g.input("x", DType::F32, [rows, 64]);
+        g.output("y", w.mul_mat(x).add(x.scale(2.0).slice(1, 0, 8)));
+        g.finish().unwrap()
+    };
+    let cpu = Backend::builder().threads(2).build().unwrap();
+    let x: Vec<f32> = (0..20_000 * 64).map(|i| (i % 977) as f32).collect();
+    let mut session = Scheduler::new(cpu).plan(&graph(20_000)).unwrap().session().unwrap();
+    session.run(&[("x", &x)]).unwrap();
+    let whole = session.read::<f32>("y").unwrap();
+    session.discard_values().unwrap();
+    assert!(session.read::<f32>("y").unwrap_err().to_string().contains('y'));
+    assert!(session.run(&[]).unwrap_err().to_string().contains('x'), "inputs are gone");
+    session.run(&[("x", &x)]).unwrap();
+    assert_eq!(session.read::<f32>("y").unwrap(), whole);
+    session.use_graph(&graph(3)).unwrap();
+    session.run(&[("x", &x[..3 * 64].to_vec())]).unwrap();
+    session.discard_values().unwrap();
+    session.use_graph(&graph(20_000)).unwrap();
+    assert!(session.run(&[]).is_err());
+    session.run(&[("x", &x)]).unwrap();
+    assert_eq!(session.read::<f32>("y").unwrap(), whole);
+}

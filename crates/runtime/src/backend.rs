@@ -46,6 +46,10 @@ pub trait Buffer: Any + Send + Sync {
     /// Sets bytes to zero.
     fn clear(&self, offset: usize, len: usize) -> Result<(), BackendError>;
 
+    /// Its bytes are not needed any more, and unspecified from now on; it stays allocated at its address. A backend may give memory
+    /// back to the system until the buffer is used again. The caller makes sure that no command in flight uses it.
+    fn discard(&self) {}
+
     /// The concrete type, for the backend that it belongs to.
     fn as_any(&self) -> &dyn Any;
 }

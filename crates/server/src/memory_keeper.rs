@@ -13,8 +13,9 @@ const MUCH: u64 = 4 << 20;
 const QUIET: Duration = Duration::from_secs(15);
 
 /// Gives memory back that was needed for requests, once there are none: an allocator keeps it for the next ones, the most that any
-/// moment ever needed. Engines keep plans for every size of step that requests have come to; after a quiet time most of them go, too,
-/// so that memory does not depend on how many requests there ever were.
+/// moment ever needed. Engines keep plans for every size of step that requests have come to, and pages that any of them has computed
+/// in; after a quiet time most of the plans and all of these pages go, too, so that memory does not depend on which requests there
+/// ever were.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryKeeper {
     /// The least bytes of the process since memory was given back; `None` if it never was.

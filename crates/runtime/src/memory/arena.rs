@@ -85,6 +85,11 @@ impl Arena {
         replaced
     }
 
+    /// Gives up what is in the chunks, which stay; see [`Buffer::discard`](crate::Buffer::discard).
+    pub(crate) fn discard(&self) {
+        self.chunks.iter().for_each(|chunk| chunk.discard());
+    }
+
     /// Drops all chunks. Their memory is freed when nothing else refers to it.
     pub fn release(&mut self) {
         self.chunks.clear();

@@ -75,6 +75,11 @@ impl Arenas {
         self.generation += 1;
     }
 
+    /// Gives up what is in all buffers, which stay.
+    pub(crate) fn discard(&self) {
+        self.all.iter().for_each(Arena::discard);
+    }
+
     /// The bytes at an offset.
     pub(crate) fn region(&self, slot: Slot, bytes: usize) -> Option<Region> {
         self.all.get(usize::from(slot.backend))?.region(slot.chunk, slot.offset, bytes)

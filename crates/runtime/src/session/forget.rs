@@ -46,6 +46,28 @@ impl Session {
         Ok(())
     }
 
+    /// Gives memory back that only holds inputs and results of earlier runs, as far as backends can: the CPU does. Plans, weights and
+    /// states stay, and nothing is compiled again; inputs must be set again, and results are gone.
+    ///
+    /// ```
+    /// # use quadriga_graph::{DType, GraphBuilder};
+    /// # use quadriga_runtime::Scheduler;
+    /// # fn example(scheduler: Scheduler) -> Result<(), Box<dyn std::error::Error>> {
+    /// let g = GraphBuilder::new();
+    /// g.output("y", g.input("x", DType::F32, [1 << 20]).scale(2.0));
+    /// let mut session = scheduler.plan(&g.finish()?)?.session()?;
+    /// session.run(&[("x", &vec![1.0_f32; 1 << 20])])?;
+    /// session.discard_values()?; // until the next request
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn discard_values(&mut self) -> Result<(), RuntimeError> {
+        self.wait()?;
+        self.plans.vacate();
+        self.memory.arenas.discard();
+        Ok(())
+    }
+
     fn forget_plan(&mut self, plan: Option<usize>) -> Result<bool, RuntimeError> {
         let Some(plan) = plan else { return Ok(false) };
         self.wait()?;

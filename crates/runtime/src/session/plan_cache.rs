@@ -188,6 +188,12 @@ impl PlanCache {
             self.occupant = Some(plan);
         }
     }
+
+    /// Before the arenas lose their bytes: so do all plans.
+    pub(crate) fn vacate(&mut self) {
+        self.plans.iter_mut().flatten().for_each(|plan| plan.prepared.lose_values());
+        self.occupant = None;
+    }
 }
 
 /// What makes two graphs different: operations and shapes (the fingerprint), or the bytes of a weight or constant.

@@ -31,8 +31,8 @@ pub(super) fn checked_argmax((token, sum): (i32, f32)) -> Result<u32, LogitsErro
 }
 
 impl PagedEngine {
-    /// Gives memory back that steps get again when they need it: most plans, and the results of the latest step. Nothing happens
-    /// while a step is in flight.
+    /// Gives memory back that steps get again when they need it: most plans, what steps compute in, and the results of the latest one.
+    /// Nothing happens while a step is in flight.
     pub(in crate::serving) fn release_memory(&mut self) -> Result<()> {
         if self.in_flight.is_some() || self.ahead.is_some() {
             return Ok(());
@@ -40,6 +40,7 @@ impl PagedEngine {
         self.clear_outputs();
         (self.logits, self.hidden, self.top) = (Vec::new(), Vec::new(), TopRows::default());
         self.session.set_plan_limits(PlanLimits { plans: IDLE_PLANS, ..PlanLimits::default() })?;
+        self.session.discard_values()?;
         Ok(self.session.set_plan_limits(PlanLimits::default())?)
     }
 
