@@ -220,6 +220,7 @@ pub fn main_with_args(line: impl IntoIterator<Item = OsString>) -> u8 {
         let timeouts = arguments.command.of_ranks().map(|options| ranks::Timeouts {
             silence: options.rank_timeout,
             step: options.rank_step_timeout,
+            load: options.rank_load_timeout,
         });
         ranks::start(timeouts)?;
         if let Some(options) = arguments.command.of_ranks() {

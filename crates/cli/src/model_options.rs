@@ -69,6 +69,9 @@ pub(crate) struct ModelOptions {
     /// Seconds that ranks wait in one step for one that sends heartbeats and does not take part; 0 waits for ever [default: 300]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=86_400), help_heading = DEVICE)]
     pub(crate) rank_step_timeout: Option<u64>,
+    /// Seconds that ranks wait for one that sends heartbeats to open and load its part of the model; 0 waits for ever [default: 1800]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=604_800), help_heading = DEVICE)]
+    pub(crate) rank_load_timeout: Option<u64>,
     /// Maximum number of tokens per batch [default: 512, or up to 4096 where weights are streamed to the GPU]
     #[arg(
         short,
@@ -186,6 +189,7 @@ impl ModelOptions {
             link: None,
             rank_timeout: None,
             rank_step_timeout: None,
+            rank_load_timeout: None,
             batch: None,
             placement: PlacementOptions::new(if device == "cpu" {
                 GpuLayers::Count(0)

@@ -12,7 +12,7 @@ const MOST_ACCELERATORS: usize = 16;
 /// Bytes by which ranks recognise an accelerator.
 const KEY: usize = 8;
 /// Numbers of a rank that are told to others.
-const NUMBERS: usize = 6;
+const NUMBERS: usize = 8;
 
 /// What a rank has to compute with. Numbers are 0 where they are not known.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -28,6 +28,10 @@ pub(crate) struct RankDevices {
     /// Bytes and operations per second of its fastest device, as measured or else as usual for one of its kind.
     usual_read: f32,
     usual_int8: f32,
+    /// 1 if they were measured.
+    measured: f32,
+    /// 1 if it has a GPU, which may exchange data with those of other ranks.
+    gpu: f32,
 }
 
 impl RankDevices {
@@ -56,7 +60,9 @@ impl RankDevices {
             let usual = known.map_or_else(|| backend.nominal_rates(), |(_, rates)| *rates);
             if (part * usual.read) as f32 > own.usual_read {
                 (own.usual_read, own.usual_int8) = ((part * usual.read) as f32, (part * usual.int8) as f32);
+                own.measured = if known.is_some() { 1.0 } else { 0.0 };
             }
+            own.gpu = if device.kind == DeviceKind::Gpu { 1.0 } else { own.gpu };
             own.accelerated = if is_cpu { own.accelerated } else { 1.0 };
             free = free.zip(device.free_bytes).map(|(sum, free)| sum + free / sharing as u64);
         }
@@ -66,8 +72,9 @@ impl RankDevices {
 
     /// As a message to other ranks.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let RankDevices { threads, read, free, accelerated, usual_read, usual_int8 } = *self;
-        let numbers: [f32; NUMBERS] = [threads, read, free, accelerated, usual_read, usual_int8];
+        let RankDevices { threads, read, free, accelerated, usual_read, usual_int8, measured, gpu } = *self;
+        let numbers: [f32; NUMBERS] =
+            [threads, read, free, accelerated, usual_read, usual_int8, measured, gpu];
         numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
     }
 
@@ -82,6 +89,8 @@ impl RankDevices {
             accelerated: number(3),
             usual_read: number(4),
             usual_int8: number(5),
+            measured: number(6),
+            gpu: number(7),
         }
     }
 }
@@ -111,6 +120,52 @@ pub(crate) fn resources_of(ranks: &[RankDevices]) -> Vec<RankResources> {
         }),
     };
     speeds.into_iter().zip(ranks).map(of).collect()
+}
+
+/// The machines on which nothing was measured, where that may matter: there are several, or ranks that differ. `hosts` are those of the
+/// ranks.
+pub(crate) fn unmeasured<'h>(ranks: &[RankDevices], hosts: &[&'h str]) -> Vec<&'h str> {
+    let kind = |rank: &RankDevices| [rank.threads, rank.measured, rank.accelerated];
+    let differ = ranks.iter().any(|rank| ranks.first().map(kind) != Some(kind(rank)));
+    let several = hosts.iter().any(|host| hosts.first() != Some(host));
+    let mut found: Vec<&str> = Vec::new();
+    for (rank, host) in ranks.iter().zip(hosts) {
+        if rank.measured == 0.0 && (differ || several) && !found.contains(host) {
+            found.push(host);
+        }
+    }
+    found
+}
+
+/// That machines were not measured, in words: what ranks are taken for then.
+pub(crate) fn unmeasured_text(ranks: &[RankDevices], hosts: &[&str]) -> Option<String> {
+    let hosts = Some(unmeasured(ranks, hosts)).filter(|hosts| !hosts.is_empty())?;
+    let by = match ranks.iter().any(|rank| rank.accelerated > 0.0) {
+        true => "counts with the usual rates of its devices",
+        false => "counts with its threads",
+    };
+    let hosts = hosts.join(", ");
+    Some(format!(
+        "nothing was measured on {hosts}, so each rank {by}; quadriga devices --measure, once on each machine, finds what they reach"
+    ))
+}
+
+/// How GPUs exchange data where NCCL is asked for, and why not through it.
+pub(crate) fn nccl_text(ranks: &[RankDevices], hosts: &[&str]) -> String {
+    let without = ranks.iter().zip(hosts).enumerate().filter(|(_, (rank, _))| rank.gpu == 0.0);
+    let without: Vec<String> =
+        without.map(|(number, (_, host))| format!("rank {number} on {host}")).collect();
+    let host = "the host exchanges data, which is copied to GPUs and back";
+    match (without.len(), without.first()) {
+        (_, None) => "GPUs exchange data through NCCL".to_owned(),
+        (count, Some(_)) if count == ranks.len() => {
+            "QUADRIGA_NCCL has no effect: no rank has a GPU".to_owned()
+        }
+        (1, Some(rank)) => format!("QUADRIGA_NCCL has no effect: {rank} has no GPU; {host}"),
+        (count, Some(rank)) => {
+            format!("QUADRIGA_NCCL has no effect: {rank} and {} of the others have no GPU; {host}", count - 1)
+        }
+    }
 }
 
 /// The names of a rank's accelerators, with what tells each apart from all others of its machine, if anything does.
@@ -199,6 +254,33 @@ mod tests {
         let shared = RankDevices::of(&with, &measured, &[("sim:0".to_owned(), 2)]);
         assert_eq!((shared.read, shared.usual_int8), (450e9, 100e9));
         assert!((own.free - shared.free - (1u64 << 29) as f32).abs() < 0.2 * host.free, "{own:?} {shared:?}");
+    }
+
+    #[test]
+    fn machines_without_measured_rates_are_named_where_that_matters() {
+        let rank = |threads: f32, measured: f32| RankDevices { threads, measured, ..RankDevices::default() };
+        assert!(unmeasured(&[rank(2.0, 0.0); 2], &["a", "a"]).is_empty(), "ranks that are alike");
+        assert!(unmeasured(&[rank(2.0, 1.0); 2], &["a", "b"]).is_empty());
+        assert_eq!(unmeasured(&[rank(2.0, 0.0); 3], &["a", "b", "a"]), ["a", "b"]);
+        assert_eq!(unmeasured(&[rank(2.0, 1.0), rank(2.0, 0.0)], &["a", "b"]), ["b"]);
+        assert_eq!(unmeasured(&[rank(2.0, 0.0), rank(4.0, 0.0)], &["a", "a"]), ["a"]);
+        let text = |ranks: &[RankDevices]| unmeasured_text(ranks, &["a", "b"]).unwrap();
+        assert!(text(&[rank(2.0, 0.0); 2]).contains("on a, b, so each rank counts with its threads"));
+        let gpu = RankDevices { accelerated: 1.0, ..rank(2.0, 0.0) };
+        assert!(text(&[rank(2.0, 1.0), gpu]).contains("on b, so each rank counts with the usual rates"));
+    }
+
+    #[test]
+    fn nccl_is_said_to_be_used_or_why_not() {
+        let rank = |gpu: f32| RankDevices { gpu, ..RankDevices::default() };
+        let text = |gpus: &[f32]| {
+            let ranks: Vec<RankDevices> = gpus.iter().map(|gpu| rank(*gpu)).collect();
+            nccl_text(&ranks, &["a", "b", "c"][..ranks.len()])
+        };
+        assert_eq!(text(&[1.0, 1.0]), "GPUs exchange data through NCCL");
+        assert!(text(&[1.0, 0.0]).contains("no effect: rank 1 on b has no GPU; the host exchanges data"));
+        assert!(text(&[0.0, 1.0, 0.0]).contains("rank 0 on a and 1 of the others have no GPU"));
+        assert!(text(&[0.0, 0.0]).ends_with("no rank has a GPU"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use quadriga_cluster::{ClusterError, Communicator, Mpi, MpiOptions, Operation};
+use quadriga_cluster::{ClusterError, Communicator, Mpi, MpiOptions, Operation, Reduction};
 use quadriga_cluster::{Launch, end_process, launched, launched_rank, silence, unconnected_tasks};
 use quadriga_llm::placement::Devices;
 use quadriga_llm::{Model, Parallelism};
@@ -18,7 +18,9 @@ use quadriga_view::format::plural;
 
 use crate::failure::{FAILURE, Failure, LOST, Outcome, USAGE};
 use crate::interrupt;
-use crate::rank_devices::{RankDevices, accelerator_keys, identities, resources_of, sharing_of};
+use crate::rank_devices::{
+    RankDevices, accelerator_keys, identities, nccl_text, resources_of, sharing_of, unmeasured_text,
+};
 use crate::rank_threads::{RankCpus, idle, threads};
 
 /// The communicator, where there are several ranks.
@@ -45,6 +47,8 @@ pub(crate) struct Timeouts {
     pub(crate) silence: Option<u64>,
     /// In one step, for a rank with heartbeats; 0 waits for ever.
     pub(crate) step: Option<u64>,
+    /// For all to load their part; 0 waits for ever.
+    pub(crate) load: Option<u64>,
 }
 
 /// Meets the other ranks, if a launcher has started several. `timeouts` are those of a command that can run on several.
@@ -66,8 +70,12 @@ pub(crate) fn start(timeouts: Option<Timeouts>) -> Outcome {
     if let Some(seconds) = timeouts.silence {
         start.limits.silence = Duration::from_secs(seconds);
     }
+    let limit = |seconds: u64| Some(Duration::from_secs(seconds)).filter(|limit| !limit.is_zero());
     if let Some(seconds) = timeouts.step {
-        start.limits.operation = Some(Duration::from_secs(seconds)).filter(|limit| !limit.is_zero());
+        start.limits.operation = limit(seconds);
+    }
+    if let Some(seconds) = timeouts.load {
+        start.limits.load = limit(seconds);
     }
     let mpi = Mpi::start(&start).map_err(|error| {
         let failure = Failure::Message(error.to_string());
@@ -84,7 +92,7 @@ pub(crate) fn start(timeouts: Option<Timeouts>) -> Outcome {
     let mpi = Arc::new(mpi);
     // The first call of this function is the only one.
     drop(RANKS.set(Arc::clone(&mpi)));
-    let cpus = gather(&*mpi, &RankCpus::of_process().encode())?;
+    let cpus = gather(&*mpi, &RankCpus::of_process().encode(), "meeting the ranks")?;
     drop(CPUS.set(cpus.iter().map(|cpus| RankCpus::decode(cpus)).collect()));
     Ok(())
 }
@@ -143,13 +151,15 @@ pub(crate) fn divide(
     check_same(mpi, parallelism, &model)?;
     let (devices, measured) = devices()?;
     let (accelerators, host) = (identities(&devices), mpi.host(mpi.rank()));
-    let keys = gather(&**mpi, &accelerator_keys(host, &accelerators))?;
+    let keys = gather(&**mpi, &accelerator_keys(host, &accelerators), "opening the devices")?;
     let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     let mut sharing = sharing_of(&accelerators, host, &keys);
     sharing.push((devices.cpu().name().to_owned(), ranks_of_host(mpi, mpi.rank()).count()));
     let own = RankDevices::of(&devices, &measured, &sharing);
-    let all: Vec<RankDevices> =
-        gather(&**mpi, &own.encode())?.iter().map(|rank| RankDevices::decode(rank)).collect();
+    let all: Vec<RankDevices> = gather(&**mpi, &own.encode(), "measuring the devices")?
+        .iter()
+        .map(|rank| RankDevices::decode(rank))
+        .collect();
     *SHARING.lock().unwrap_or_else(PoisonError::into_inner) = sharing;
     let model = model.with_rank_resources(communicator, parallelism, &resources_of(&all))?;
     if let Some(share) = model.ranks().filter(|_| !quiet) {
@@ -160,6 +170,13 @@ pub(crate) fn divide(
             threads_text(&all),
             share.describe()
         );
+        let hosts: Vec<&str> = (0..mpi.size()).map(|rank| mpi.host(rank)).collect();
+        if let Some(text) = unmeasured_text(&all, &hosts) {
+            note!("quadriga: {text}");
+        }
+        if quadriga_cuda::nccl_is_enabled() {
+            note!("quadriga: {}", nccl_text(&all, &hosts));
+        }
         explain_binding(mpi);
     }
     Ok(model)
@@ -213,7 +230,7 @@ pub(crate) fn sharing() -> Vec<(String, usize)> {
 pub(crate) fn least(numbers: &mut [usize]) -> Outcome {
     let Some(mpi) = RANKS.get() else { return Ok(()) };
     let own: Vec<u8> = numbers.iter().flat_map(|number| (*number as u64).to_le_bytes()).collect();
-    for rank in gather(&**mpi, &own)? {
+    for rank in gather(&**mpi, &own, "planning the model")? {
         let (words, _) = rank.as_chunks::<8>();
         for (number, word) in numbers.iter_mut().zip(words) {
             *number = usize::try_from(u64::from_le_bytes(*word)).unwrap_or(usize::MAX).min(*number);
@@ -227,7 +244,8 @@ pub(crate) fn from_first(numbers: &mut [usize]) -> Outcome {
     let Some(mpi) = RANKS.get() else { return Ok(()) };
     let mut bytes: Vec<u8> = numbers.iter().flat_map(|number| (*number as u64).to_le_bytes()).collect();
     let numbers_of_first = Operation::Broadcast { bytes: &mut bytes, root: 0 };
-    mpi.run_patiently(numbers_of_first).map_err(|error| Failure::Message(error.to_string()))?;
+    mpi.run_loading(numbers_of_first, "reading the input")
+        .map_err(|error| Failure::Message(error.to_string()))?;
     let (words, _) = bytes.as_chunks::<8>();
     for (number, word) in numbers.iter_mut().zip(words) {
         *number = usize::try_from(u64::from_le_bytes(*word)).unwrap_or(usize::MAX);
@@ -239,8 +257,12 @@ pub(crate) fn from_first(numbers: &mut [usize]) -> Outcome {
 /// for each other in different places.
 fn check_same(mpi: &Mpi, parallelism: Parallelism, model: &Model) -> Outcome {
     let failed = |error: ClusterError| Failure::Message(error.to_string());
-    // Some may still be opening their file.
-    mpi.run_patiently(Operation::Broadcast { bytes: &mut [0], root: 0 }).map_err(failed)?;
+    // Some may still be opening their file, which may be on a file system that does not answer.
+    mpi.run_loading(
+        Operation::AllReduce { values: &mut [0.0], reduction: Reduction::Sum },
+        "opening the model",
+    )
+    .map_err(failed)?;
     // What is held beside the weights decides about the division, too.
     let Parallelism { load, cache, link, .. } = parallelism;
     let version = env!("CARGO_PKG_VERSION").to_owned();
@@ -268,11 +290,11 @@ fn check_same(mpi: &Mpi, parallelism: Parallelism, model: &Model) -> Outcome {
     Ok(())
 }
 
-/// The bytes of every rank, of which each has as many. Some may still be opening their devices, or planning.
-fn gather(ranks: &dyn Communicator, own: &[u8]) -> Outcome<Vec<Vec<u8>>> {
+/// The bytes of every rank, of which each has as many. Some may still be doing `what`, which takes any time.
+fn gather(ranks: &dyn Communicator, own: &[u8], what: &'static str) -> Outcome<Vec<Vec<u8>>> {
     let (lengths, mut whole) = (vec![own.len(); ranks.size()], vec![0; own.len() * ranks.size()]);
     let all = Operation::AllGather { part: own, lengths: &lengths, whole: &mut whole };
-    ranks.run_patiently(all).map_err(|error| Failure::Message(error.to_string()))?;
+    ranks.run_loading(all, what).map_err(|error| Failure::Message(error.to_string()))?;
     Ok(whole.chunks(own.len().max(1)).map(<[u8]>::to_vec).collect())
 }
 

@@ -84,7 +84,9 @@ fn the_job_of_the_mpi_operator_runs_as_a_user_and_starts_again() {
     let command = value("spec.mpiReplicaSpecs.Launcher.template.spec.containers.-.command");
     let words: Vec<&str> =
         command.trim_matches(['[', ']']).split(',').map(|word| word.trim().trim_matches('"')).collect();
-    assert_eq!(words[..2], ["mpirun", "-n"]);
+    assert_eq!(words[..2], ["serve-ranks", "-n"]);
+    assert!(image.contains("COPY contrib/kubernetes/serve-ranks /usr/local/bin/serve-ranks"));
+    assert!(contrib("kubernetes/serve-ranks").contains("\nmpirun --runtime-options continuous \"$@\" &"));
     assert_eq!(words[2], value("spec.mpiReplicaSpecs.Worker.replicas"), "a rank for each worker");
     let first = words.iter().position(|word| *word == "quadriga").unwrap();
     check_options(&words[first + 1..]);

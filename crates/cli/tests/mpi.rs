@@ -2,12 +2,20 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
+#[path = "mpi/exact.rs"]
+mod exact;
 #[path = "mpi/faults.rs"]
 mod faults;
 #[path = "../../cluster/tests/hold/mod.rs"]
 mod hold;
+#[path = "mpi/killed.rs"]
+mod killed;
+#[path = "mpi/loading.rs"]
+mod loading;
 #[path = "mpi/memory.rs"]
 mod memory;
+#[path = "mpi/uneven.rs"]
+mod uneven;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -43,13 +51,26 @@ fn mpirun_with<'a>(
     ranks: usize,
     arguments: impl IntoIterator<Item = &'a str>,
 ) -> Command {
+    mpirun_of(family, options, ranks, &[], arguments)
+}
+
+/// The same, with a program before the command.
+fn mpirun_of<'a>(
+    family: &Path,
+    options: &[&str],
+    ranks: usize,
+    before: &[&str],
+    arguments: impl IntoIterator<Item = &'a str>,
+) -> Command {
     let mut command = Command::new(family.join("bin/mpirun"));
     if family.ends_with("openmpi") {
         command.args(["--oversubscribe", "--bind-to", "none"]);
     }
     command
         .args(options)
-        .args(["-n", &ranks.to_string(), env!("CARGO_BIN_EXE_quadriga")])
+        .args(["-n", &ranks.to_string()])
+        .args(before)
+        .arg(env!("CARGO_BIN_EXE_quadriga"))
         .args(arguments)
         .args(["-t", "1"])
         // The library is found beside the launcher.
@@ -90,34 +111,6 @@ fn every_division_answers_as_one_process_and_prints_once() {
                 let output = CommandOutput::from(output).success();
                 assert_eq!(output.out, alone, "{} with {ranks} ranks, {how}: {output:?}", family.display());
             }
-        }
-    }
-}
-
-#[test]
-fn exact_cases_hold_on_every_division() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = |name: &str, wanted: &[&str]| {
-        let is_wanted = |line: &&str| wanted.iter().any(|name| line.contains(&format!("\"{name}\"")));
-        let cases: Vec<&str> = quadriga_llm::judge::DEFAULT_MODEL_CASES.lines().filter(is_wanted).collect();
-        assert_eq!(cases.len(), wanted.len(), "{wanted:?}");
-        let path = folder.path().join(name);
-        std::fs::write(&path, cases.join("\n")).unwrap();
-        path
-    };
-    let short = file("short.jsonl", &["math", "capital"]);
-    let long = file("long.jsonl", &["long-context", "austen-512"]);
-    for family in families() {
-        let judge = |cases: &Path, ranks: usize, how: &str| {
-            let arguments = ["eval", cases.to_str().unwrap(), "--judge", "-c", "2048", "--parallelism", how];
-            let output = CommandOutput::from(mpirun(&family, ranks, arguments).output().unwrap()).success();
-            assert_eq!(output.out.lines().count(), 2, "{output:?}");
-        };
-        for (ranks, how) in [(1, "auto"), (2, "tensor"), (2, "pipeline"), (4, "pipeline"), (4, "tensor=2")] {
-            judge(&short, ranks, how);
-        }
-        for (ranks, how) in [(1, "auto"), (2, "tensor"), (2, "pipeline")] {
-            judge(&long, ranks, how);
         }
     }
 }
@@ -285,9 +278,12 @@ impl Served {
 
     /// On so many ranks, with options of the launcher.
     fn start_with(family: &Path, launcher: &[&str], ranks: usize, options: &[&str]) -> Served {
-        let arguments = ["serve", "--port", "0", "-c", "4096"];
-        let arguments = arguments.into_iter().chain(options.iter().copied());
-        let mut command = mpirun_with(family, launcher, ranks, arguments);
+        let arguments = ["serve", "--port", "0", "-c", "4096"].into_iter().chain(options.iter().copied());
+        Served::of(mpirun_with(family, launcher, ranks, arguments))
+    }
+
+    /// What a command serves.
+    fn of(mut command: Command) -> Served {
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
         let mut seen = String::new();
@@ -482,51 +478,6 @@ fn ranks_embed_texts_as_one_process_does() {
 }
 
 #[test]
-fn a_server_whose_rank_hangs_or_dies_answers_503_and_ends_with_a_code_to_start_it_again() {
-    for family in families() {
-        // A launcher that lets the others live when one is killed.
-        let continuous = ["--runtime-options", "error-nonzero-status=0,continuous=1"];
-        let goes_on = family.ends_with("openmpi");
-        let more: &[(&str, &str, &[&str])] = if goes_on {
-            &[("-KILL", "tensor", &continuous), ("-KILL", "pipeline", &continuous)]
-        } else {
-            &[]
-        };
-        let by_default: [(&str, &str, &[&str]); 4] = [
-            ("-STOP", "tensor", &[]),
-            ("-KILL", "tensor", &[]),
-            ("-STOP", "pipeline", &[]),
-            ("-KILL", "pipeline", &[]),
-        ];
-        for (signal, how, launcher) in by_default.iter().chain(more).copied() {
-            let served =
-                Served::start_with(&family, launcher, 2, &["--rank-timeout", "2", "--parallelism", how]);
-            // On a pipeline, both are in flight.
-            let other = served.ask("The capital of France is", 3500);
-            let answer = served.ask("Once upon a time", 3500);
-            let ranks = ranks_below(served.child.id());
-            assert_eq!(ranks.len(), 2, "the processes of both ranks");
-            send_signal(signal, ranks[1]);
-            // Launchers end all ranks themselves when one is killed: then there is nobody left to answer.
-            let (text, other, (code, rest)) = (whole_or_cut(answer), whole_or_cut(other), served.end());
-            if signal == "-STOP" || !launcher.is_empty() {
-                for text in [text, other] {
-                    assert!(text.starts_with("HTTP/1.1 503") && text.contains("rank 1 on "), "{text} {rest}");
-                }
-                assert!(rest.contains("rank 1 on ") && rest.contains("is lost"), "{rest}");
-            }
-            match (signal, launcher) {
-                ("-STOP", _) => assert_eq!(code, Some(75), "{rest}"),
-                ("-KILL", []) if goes_on => assert_eq!(code, Some(137), "{rest}"),
-                ("-KILL", []) => assert_eq!(code, Some(9), "{rest}"),
-                // The launcher was told that the end of a rank is no error.
-                _ => assert_eq!(code, Some(0), "{rest}"),
-            }
-        }
-    }
-}
-
-#[test]
 fn a_batch_on_ranks_writes_what_one_process_writes() {
     let fixture = Fixture::new(&["--type", "f32", "--layers", "4"]);
     let lines: Vec<String> =
@@ -593,7 +544,7 @@ fn a_rank_that_hangs_ends_the_command_with_an_error_that_names_it() {
     }
 }
 
-/// The processes of the command below a process, in the order of their numbers: that of their ranks.
+/// The processes of the command below a process, in the order of their ranks.
 fn ranks_below(root: u32) -> Vec<u32> {
     let mut parents = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -613,6 +564,17 @@ fn ranks_below(root: u32) -> Vec<u32> {
     }
     let mut ranks: Vec<u32> =
         parents.iter().filter(|(pid, _, rank)| *rank && below.contains(pid)).map(|(pid, ..)| *pid).collect();
-    ranks.sort_unstable();
+    ranks.sort_by_key(|rank| rank_of(*rank));
     ranks
+}
+
+/// The number that the launcher gave to a process.
+fn rank_of(process: u32) -> Option<usize> {
+    let environment = std::fs::read(format!("/proc/{process}/environ")).ok()?;
+    let variables = environment.split(|byte| *byte == 0);
+    let mut numbers = variables.filter_map(|variable| {
+        let (name, value) = std::str::from_utf8(variable).ok()?.split_once('=')?;
+        ["PMI_RANK", "OMPI_COMM_WORLD_RANK"].contains(&name).then(|| value.parse().ok()).flatten()
+    });
+    numbers.next()
 }

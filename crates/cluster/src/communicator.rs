@@ -13,21 +13,34 @@ pub struct Limits {
     /// A rank without a heartbeat for so long is lost. Heartbeats are sent eight times as often.
     pub silence: Duration,
     /// An operation that takes longer has failed, although all ranks are alive: one of them hangs, and its heartbeats go on. `None`
-    /// waits as long as they do. It does not hold for [`Communicator::run_patiently`].
+    /// waits as long as they do. It does not hold for [`Communicator::run_within`].
     pub operation: Option<Duration>,
+    /// How long ranks wait for all to have done work of unknown length, such as loading their part of a model, although all are alive.
+    /// `None` waits as long as they are.
+    pub load: Option<Duration>,
     /// How long ranks wait for each other at the start.
     pub start: Duration,
 }
 
 impl Default for Limits {
-    /// 10 s of silence, five minutes for an operation, two to start.
+    /// 10 s of silence, five minutes for an operation, 30 to load, two to start.
     fn default() -> Limits {
         Limits {
             silence: Duration::from_secs(10),
             operation: Some(Duration::from_secs(300)),
+            load: Some(Duration::from_secs(1800)),
             start: Duration::from_secs(120),
         }
     }
+}
+
+/// What an operation waits for, and how long at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// As errors name it.
+    pub what: &'static str,
+    /// `None` waits as long as all ranks are alive.
+    pub limit: Option<Duration>,
 }
 
 /// The ranks of a cluster, seen from one of them.
@@ -78,12 +91,29 @@ pub trait Communicator: Send + Sync + Debug {
         self.overlapped(operation, &mut || {})
     }
 
-    /// Runs an operation that other ranks may begin at any later time, such as the next command of one that waits for its user, or the
-    /// first after each has loaded its part: only lost and failed ranks end it, and not [`Limits::operation`].
+    /// Runs an operation with a limit of its own in place of [`Limits::operation`].
+    ///
+    /// # Errors
+    /// As [`Communicator::overlapped`].
+    fn run_within(&self, operation: Operation<'_>, wait: Wait) -> Result<(), ClusterError>;
+
+    /// Runs an operation that other ranks may begin at any later time, such as the next command of one that waits for its user: only lost
+    /// and failed ranks end it.
     ///
     /// # Errors
     /// As [`Communicator::overlapped`], but for ranks that are late.
-    fn run_patiently(&self, operation: Operation<'_>) -> Result<(), ClusterError>;
+    fn run_patiently(&self, operation: Operation<'_>) -> Result<(), ClusterError> {
+        let wait = Wait { what: operation.name(), limit: None };
+        self.run_within(operation, wait)
+    }
+
+    /// Runs an operation that ranks begin when each has done work of unknown length, which errors name `what`: [`Limits::load`] holds.
+    ///
+    /// # Errors
+    /// As [`Communicator::overlapped`].
+    fn run_loading(&self, operation: Operation<'_>, what: &'static str) -> Result<(), ClusterError> {
+        self.run_within(operation, Wait { what, limit: self.limits().load })
+    }
 
     /// Replaces each value by its sum over all ranks, the same bits on each.
     ///

@@ -117,3 +117,14 @@ pub enum ClusterError {
     #[error("the communicator has ended")]
     Ended,
 }
+
+impl ClusterError {
+    /// That these ranks did not take part, as [`ClusterError::Deadline`] says it; none where they are not known.
+    pub(crate) fn absent(ranks: &[usize]) -> String {
+        if ranks.is_empty() {
+            return "a rank did not take part, although all send heartbeats".to_owned();
+        }
+        let ranks: Vec<String> = ranks.iter().map(|rank| format!("rank {rank}")).collect();
+        format!("{} did not take part", ranks.join(", "))
+    }
+}

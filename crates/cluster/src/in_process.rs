@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::communicator::{Communicator, Limits};
+use crate::communicator::{Communicator, Limits, Wait};
 use crate::error::ClusterError;
 use crate::operation::{Operation, Reduction};
 use crate::overlap::during;
@@ -139,11 +139,12 @@ impl Communicator for InProcess {
     }
 
     fn overlapped(&self, operation: Operation<'_>, work: &mut dyn FnMut()) -> Result<(), ClusterError> {
-        self.execute(operation, work, self.hub.limits.operation)
+        let wait = Wait { what: operation.name(), limit: self.hub.limits.operation };
+        self.execute(operation, work, wait)
     }
 
-    fn run_patiently(&self, operation: Operation<'_>) -> Result<(), ClusterError> {
-        self.execute(operation, &mut || {}, None)
+    fn run_within(&self, operation: Operation<'_>, wait: Wait) -> Result<(), ClusterError> {
+        self.execute(operation, &mut || {}, wait)
     }
 
     fn fail(&self, message: &str) {
@@ -199,7 +200,7 @@ impl Communicator for InProcess {
 #[derive(Clone, Copy)]
 struct Patience {
     started: Instant,
-    limit: Option<Duration>,
+    wait: Wait,
 }
 
 impl InProcess {
@@ -207,11 +208,10 @@ impl InProcess {
         &self,
         operation: Operation<'_>,
         work: &mut dyn FnMut(),
-        limit: Option<Duration>,
+        wait: Wait,
     ) -> Result<(), ClusterError> {
         operation.check(self.rank, self.size)?;
-        let patience = Patience { started: Instant::now(), limit };
-        let name = operation.name();
+        let patience = Patience { started: Instant::now(), wait };
         let number = self.start(&operation)?;
         during(work, || match operation {
             Operation::Send { .. } => Ok(()),
@@ -219,7 +219,7 @@ impl InProcess {
             collective => {
                 let mut state = lock(&self.hub.state);
                 while !self.complete(&mut state, number)? {
-                    state = self.wait(state, patience, name, number)?;
+                    state = self.wait(state, patience, (None, number))?;
                 }
                 self.take(&mut state, number, collective)
             }
@@ -373,17 +373,16 @@ impl InProcess {
             if let Some(error) = state.group(self.group)?.gone(from) {
                 return Err(state.failure.insert(error).clone());
             }
-            state = self.wait(state, patience, "receive", u64::MAX)?;
+            state = self.wait(state, patience, (Some(from), 0))?;
         }
     }
 
-    /// Waits for a change, until the limit of operations.
+    /// Waits for a change, until the limit: of a round, or of a message from a rank.
     fn wait<'a>(
         &self,
         mut state: MutexGuard<'a, State>,
-        Patience { started, limit }: Patience,
-        operation: &'static str,
-        number: u64,
+        Patience { started, wait: Wait { what, limit } }: Patience,
+        (from, number): (Option<usize>, u64),
     ) -> Result<MutexGuard<'a, State>, ClusterError> {
         let limit = limit.unwrap_or(Duration::MAX);
         let left = limit.saturating_sub(started.elapsed());
@@ -391,18 +390,16 @@ impl InProcess {
             let group = state.group(self.group)?;
             let index = number.checked_sub(group.first).map(|index| index as usize);
             let round = index.and_then(|index| group.rounds.get(index));
-            let missing: Vec<String> = round
+            let missing: Vec<usize> = round
                 .map(|round| round.brought.iter().enumerate().filter(|(_, brought)| brought.is_none()))
                 .into_iter()
                 .flatten()
-                .map(|(rank, _)| format!("rank {rank}"))
+                .map(|(rank, _)| rank)
                 .collect();
-            let missing = if missing.is_empty() {
-                "the other rank did not take part".to_owned()
-            } else {
-                format!("{} did not take part", missing.join(", "))
-            };
-            let error = ClusterError::Deadline { operation, seconds: limit.as_secs(), missing };
+            let missing = from.map_or(missing, |from| vec![from]);
+            let of_all = missing.iter().filter_map(|rank| group.members.get(*rank).copied());
+            let missing = ClusterError::absent(&of_all.collect::<Vec<usize>>());
+            let error = ClusterError::Deadline { operation: what, seconds: limit.as_secs(), missing };
             let error = state.failure.insert(error).clone();
             self.hub.changed.notify_all();
             return Err(error);

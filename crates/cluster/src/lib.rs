@@ -49,7 +49,7 @@ mod silence;
 mod watch;
 
 pub use self::collectives::Collectives;
-pub use self::communicator::{Communicator, Limits};
+pub use self::communicator::{Communicator, Limits, Wait};
 #[cfg(unix)]
 pub use self::end::end_process;
 pub use self::error::ClusterError;

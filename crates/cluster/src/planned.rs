@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, Wait};
 use crate::error::ClusterError;
 use crate::operation::Operation;
 
@@ -36,7 +36,7 @@ impl Communicator for Planned {
         Err(ClusterError::Invalid { operation: operation.name(), reason })
     }
 
-    fn run_patiently(&self, operation: Operation<'_>) -> Result<(), ClusterError> {
+    fn run_within(&self, operation: Operation<'_>, _wait: Wait) -> Result<(), ClusterError> {
         self.run(operation)
     }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use memmap2::MmapRaw;
 
 pub(crate) use self::messages::Outbox;
+use crate::communicator::Wait;
 use crate::error::ClusterError;
 use crate::operation::{Operation, Reduction};
 use crate::reduce::combine;
@@ -75,7 +76,7 @@ impl Cursor {
 /// What ends waiting for other ranks.
 pub(crate) struct Patience<'a> {
     pub(crate) failure: &'a Failure,
-    pub(crate) limit: Option<Duration>,
+    pub(crate) wait: Wait,
 }
 
 impl Segment {
@@ -201,7 +202,7 @@ impl Segment {
     ) -> Result<(), ClusterError> {
         let rounds = rounds_of(size_of_val(values));
         for index in 0..rounds {
-            self.meet("all-reduce", cursor.rounds, patience)?;
+            self.meet(cursor.rounds, patience)?;
             let at = index * (SLOT / 4);
             let chunk = chunk_mut(values, at, SLOT / 4);
             if self.ranks == 2 {
@@ -233,7 +234,7 @@ impl Segment {
         let own_end = own_start + part.len();
         let rounds = rounds_of(size_of_val(values));
         for index in 0..rounds {
-            self.meet("reduce-scatter", cursor.rounds, patience)?;
+            self.meet(cursor.rounds, patience)?;
             let at = index * (SLOT / 4);
             let here = values.len().saturating_sub(at).min(SLOT / 4);
             let (start, end) = (own_start.clamp(at, at + here), own_end.clamp(at, at + here));
@@ -264,7 +265,7 @@ impl Segment {
     ) -> Result<(), ClusterError> {
         let rounds = rounds_of(lengths.iter().copied().max().unwrap_or(0));
         for index in 0..rounds {
-            self.meet("all-gather", cursor.rounds, patience)?;
+            self.meet(cursor.rounds, patience)?;
             let mut first = 0;
             for (rank, length) in lengths.iter().enumerate() {
                 let here = length.saturating_sub(index * SLOT).min(SLOT);
@@ -289,7 +290,7 @@ impl Segment {
     ) -> Result<(), ClusterError> {
         let rounds = rounds_of(bytes.len());
         for index in 0..rounds {
-            self.meet("broadcast", cursor.rounds, patience)?;
+            self.meet(cursor.rounds, patience)?;
             if root != self.rank {
                 let to = chunk_mut(bytes, index * SLOT, SLOT);
                 to.copy_from_slice(self.slot_bytes(root, cursor.rounds, to.len()));
@@ -325,20 +326,21 @@ impl Segment {
     }
 
     /// Waits until all ranks have published a round.
-    fn meet(&self, operation: &'static str, round: u64, patience: &Patience<'_>) -> Result<(), ClusterError> {
+    fn meet(&self, round: u64, patience: &Patience<'_>) -> Result<(), ClusterError> {
+        let has_published =
+            |rank: usize| self.word(rank * HEADER + PUBLISHED).load(Ordering::Acquire) > round;
         for rank in (0..self.ranks).filter(|rank| *rank != self.rank) {
-            let published = self.word(rank * HEADER + PUBLISHED);
-            self.wait(operation, patience, &[rank], || published.load(Ordering::Acquire) > round)?;
+            let missing = || (0..self.ranks).filter(|other| !has_published(*other)).collect();
+            self.wait(patience, missing, || has_published(rank))?;
         }
         Ok(())
     }
 
-    /// Polls, then yields, then sleeps between looks, until a condition holds.
+    /// Polls, then yields, then sleeps between looks, until a condition holds; an error names those that are missing then.
     fn wait(
         &self,
-        operation: &'static str,
         patience: &Patience<'_>,
-        missing: &[usize],
+        missing: impl Fn() -> Vec<usize>,
         ready: impl Fn() -> bool,
     ) -> Result<(), ClusterError> {
         for _ in 0..2000 {
@@ -357,12 +359,11 @@ impl Segment {
             }
             patience.failure.check()?;
             let waited = started.elapsed();
-            if let Some(limit) = patience.limit.filter(|limit| waited >= *limit) {
-                let missing: Vec<String> = missing.iter().map(|rank| format!("rank {rank}")).collect();
+            if let Some(limit) = patience.wait.limit.filter(|limit| waited >= *limit) {
                 return Err(ClusterError::Deadline {
-                    operation,
+                    operation: patience.wait.what,
                     seconds: limit.as_secs(),
-                    missing: format!("{} did not take part", missing.join(", ")),
+                    missing: ClusterError::absent(&missing()),
                 });
             }
             // Steps follow each other within milliseconds; a server without requests need not poll.

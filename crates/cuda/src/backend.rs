@@ -96,7 +96,7 @@ impl Builder {
     }
 
     /// Whether the backend has a context of its own instead of the device's primary one, as if it were the only user of the
-    /// device in this process (no by default). Collectives through NCCL need the primary one.
+    /// device in this process (no by default), and a name of its own, such as `cuda:0, context 1`. Collectives through NCCL need the primary one.
     #[must_use]
     pub fn own_context(mut self, own: bool) -> Builder {
         self.options.context = if own { ContextOwner::Backend } else { ContextOwner::Process };

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::panic::catch_unwind;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use cudarc::driver::sys::{self, CUresult};
 use quadriga_runtime::BackendError;
@@ -18,6 +18,20 @@ pub(crate) enum ContextOwner {
     Process,
     /// One that is made for the backend.
     Backend,
+}
+
+impl ContextOwner {
+    /// The name of a backend with such a context: no two of a process have the same where each has a context of its own.
+    fn name(self, ordinal: u32) -> String {
+        static OWN: AtomicU32 = AtomicU32::new(0);
+        match self {
+            ContextOwner::Process => format!("cuda:{ordinal}"),
+            ContextOwner::Backend => {
+                let number = OWN.fetch_add(1, Ordering::Relaxed) + 1;
+                format!("cuda:{ordinal}, context {number}")
+            }
+        }
+    }
 }
 
 /// A device with a context.
@@ -167,7 +181,7 @@ impl Context {
         }
         let description = name.iter().take_while(|c| **c != 0).map(|c| char::from(*c as u8)).collect();
         Ok(Context {
-            name: format!("cuda:{ordinal}"),
+            name: owner.name(ordinal),
             uuid,
             description,
             compute_capability,

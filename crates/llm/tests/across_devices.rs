@@ -99,6 +99,63 @@ fn any_split_between_two_cpus_gives_bit_identical_logits() {
     }
 }
 
+/// What differs between machines with several devices: their speeds, those of their links, and whether copies between them are direct.
+#[test]
+fn any_split_between_two_simulated_devices_gives_bit_identical_logits() {
+    for recipe in recipes() {
+        let tokens = recipe.tokens(17);
+        let alone = Sim::new("sim:0").build();
+        let scheduler = Scheduler::new([alone, cpu(1)]).place(offload(
+            recipe.model().hyperparameters(),
+            recipe.layers + 1,
+            1,
+        ));
+        let wanted =
+            run(&mut Engine::new(recipe.model(), &scheduler, options(), &mut |_| {}).unwrap(), &tokens);
+        for (peers, on_first) in (0..=recipe.layers + 1).flat_map(|first| [(true, first), (false, first)]) {
+            let clocks = [("sim:0", 1e-6, 5e-6, 1e-9), ("sim:1", 7e-6, 2e-6, 4e-9)];
+            let devices = clocks.map(|(name, node, each, byte)| {
+                let sim = Sim::new(name).node_seconds(node).copy_seconds(each, byte);
+                if peers { sim.device() } else { sim.without_peers().device() }
+            });
+            let [first, second] = devices.clone().map(|device| device as Arc<dyn Backend>);
+            let found = run(&mut split(recipe.model(), [first, second], on_first), &tokens);
+            let context = format!("{} cut at {on_first}, peers: {peers}", recipe.architecture);
+            assert_eq!(found, wanted, "{context}");
+            let ran = devices.each_ref().map(|device| device.counts().of(FaultPoint::Run) > 0);
+            assert_eq!(ran[0], on_first > 0, "{context}");
+            assert!(ran[1] || on_first > recipe.layers, "{context}");
+            assert_eq!(devices.each_ref().map(|device| device.unordered_access()), [None, None], "{context}");
+        }
+    }
+}
+
+/// Two contexts of one GPU are two devices to the scheduler.
+#[cfg(feature = "cuda")]
+#[test]
+fn any_split_between_two_contexts_of_a_gpu_gives_bit_identical_logits() {
+    let device = || quadriga_cuda::Backend::builder(0).own_context(true).build();
+    if let Err(reason) = device() {
+        println!("skipped, there is no GPU: {reason}");
+        return;
+    }
+    for recipe in recipes() {
+        let tokens = recipe.tokens(17);
+        let on = |devices: [Arc<dyn Backend>; 2], layers: usize| {
+            assert_ne!(devices[0].name(), devices[1].name());
+            let [first, second] = devices;
+            let placed = offload(recipe.model().hyperparameters(), layers, 1);
+            let scheduler = Scheduler::new([first, second, cpu(1)]).place(placed);
+            run(&mut Engine::new(recipe.model(), &scheduler, options(), &mut |_| {}).unwrap(), &tokens)
+        };
+        let pair = || [device().unwrap(), device().unwrap()].map(|gpu| Arc::new(gpu) as Arc<dyn Backend>);
+        let wanted = on(pair(), recipe.layers + 1);
+        for on_first in 0..=recipe.layers {
+            assert_eq!(on(pair(), on_first), wanted, "{} cut at {on_first}", recipe.architecture);
+        }
+    }
+}
+
 #[test]
 fn a_failing_device_leaves_the_sequences_unchanged() {
     let recipe = &recipes()[0];

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::common::recorded_rank::RecordedRank;
 use crate::common::serving::{Answers, Spec, alone, answer, batcher, options, recipe, specs, stream_through};
@@ -10,7 +11,7 @@ use quadriga_cluster::{Communicator, InProcess, Limits, Operation, Planned, in_p
 use quadriga_conformance::Rng;
 use quadriga_graph::DType;
 use quadriga_llm::sampling::SamplingOptions;
-use quadriga_llm::serving::{Batcher, BatcherOptions, CacheFile, Event, Request, RequestId};
+use quadriga_llm::serving::{Batcher, BatcherOptions, CacheFile, Event, Request, RequestId, Service};
 use quadriga_llm::{BatchToken, Engine, EngineOptions, Error, Model, Parallelism, Pooling};
 use quadriga_llm::{RankResources, RequestLoad};
 use quadriga_runtime::{DeviceKind, Rates};
@@ -21,6 +22,18 @@ fn model() -> Model {
 
 /// Runs a function with the batcher of the first of several ranks, which the others follow. `wrapped` is what the first sees of them.
 fn on_ranks<T: Send>(
+    grid: (usize, usize),
+    model: &Model,
+    options: &BatcherOptions,
+    wrapped: impl FnOnce(InProcess) -> Arc<dyn Communicator>,
+    run: impl FnOnce(Batcher) -> T + Send,
+) -> T {
+    on_ranks_within(Limits::default(), grid, model, options, wrapped, run)
+}
+
+/// The same with these limits.
+fn on_ranks_within<T: Send>(
+    limits: Limits,
     (tensor, pipeline): (usize, usize),
     model: &Model,
     options: &BatcherOptions,
@@ -31,7 +44,7 @@ fn on_ranks<T: Send>(
     let of = |rank: Arc<dyn Communicator>| {
         batcher(&model.clone().with_ranks(rank, parallelism).unwrap(), cpu(1), options.clone())
     };
-    let mut ranks = in_process(tensor * pipeline, Limits::default()).into_iter();
+    let mut ranks = in_process(tensor * pipeline, limits).into_iter();
     let first = wrapped(ranks.next().unwrap());
     std::thread::scope(|scope| {
         let of = &of;
@@ -134,6 +147,36 @@ fn the_first_stage_goes_on_while_others_compute() {
             let log = log.lock().unwrap();
             assert_eq!(most_in_flight(&log), stages, "{log:?}");
         }
+    }
+}
+
+/// Other ranks notice by it when the first does not go on: they hear of it although nobody asks anything.
+#[test]
+fn a_service_without_requests_tells_other_ranks_that_it_goes_on() {
+    let (model, options) = (model(), options(4, 40));
+    for grid in [(1, 2), (2, 1)] {
+        let (sign, signs) = std::sync::mpsc::channel();
+        let recorded = |rank: InProcess| {
+            let sign = (rank.rank() == 0).then(|| sign.clone());
+            // The first part of a command.
+            let note = move |operation: &Operation<'_>| {
+                let is_command = match operation {
+                    Operation::Send { bytes, .. } => bytes.starts_with(b"QDRC"),
+                    Operation::Broadcast { bytes, .. } => bytes.starts_with(b"QDRC"),
+                    _ => false,
+                };
+                if let Some(sign) = sign.as_ref().filter(|_| is_command) {
+                    let _ = sign.send(());
+                }
+            };
+            Arc::new(RecordedRank { rank, note }) as Arc<dyn Communicator>
+        };
+        let limits = Limits { operation: Some(Duration::from_secs(8)), ..Limits::default() };
+        on_ranks_within(limits, grid, &model, &options, recorded, move |batcher| {
+            let service = Service::start(batcher).unwrap();
+            (0..2).for_each(|_| signs.recv().unwrap());
+            drop(service);
+        });
     }
 }
 

@@ -3,17 +3,17 @@
 use super::*;
 
 /// The command on two ranks with options of their own for each, and those of both.
-fn mpirun_each(family: &Path, both: &[&str], each: [&[&str]; 2]) -> Command {
+pub(super) fn mpirun_each(family: &Path, both: &[&str], each: [&[&str]; 2]) -> Command {
     let mut command = mpirun(family, 1, both.iter().chain(each[0]).copied());
     command.args([":", "-n", "1", env!("CARGO_BIN_EXE_quadriga")]).args(both).args(each[1]).args(["-t", "1"]);
     command
 }
 
 /// A thread of another process that stands still, until this is dropped; its process goes on with the others.
-struct Held(libc::pid_t);
+pub(super) struct Held(libc::pid_t);
 
 impl Held {
-    fn new(thread: u32) -> Held {
+    pub(super) fn new(thread: u32) -> Held {
         let thread = thread as libc::pid_t;
         // SAFETY: these requests take no address, and act on a descendant of this process only.
         let answers = unsafe {
@@ -30,8 +30,12 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // SAFETY: as above; the thread is held by this one.
-        unsafe { libc::ptrace(libc::PTRACE_DETACH, self.0, 0, 0) };
+        // SAFETY: as above; the thread is held by this one. One that was ended meanwhile is waited for by nobody else.
+        unsafe {
+            if libc::ptrace(libc::PTRACE_DETACH, self.0, 0, 0) != 0 {
+                libc::waitpid(self.0, std::ptr::null_mut(), libc::__WALL);
+            }
+        }
     }
 }
 

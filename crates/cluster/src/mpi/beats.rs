@@ -11,9 +11,10 @@ use super::setup::constant;
 use crate::error::ClusterError;
 use crate::shared_memory::Segment;
 
-/// Bytes of a heartbeat: its number, the length of an error text plus one or zero, the text.
+/// Bytes of a heartbeat: its number, how many collectives of all ranks its rank has begun, the length of an error text plus one or zero,
+/// the text.
 const MESSAGE: usize = 1024;
-const HEAD: usize = 12;
+const HEAD: usize = 20;
 
 /// How this rank's heartbeats reach others, and theirs this rank.
 pub(super) enum Beats<H> {
@@ -31,6 +32,8 @@ pub(super) struct Peer<H> {
     receive: H,
     sending: bool,
     number: u64,
+    /// The collectives of all ranks that it has begun.
+    collectives: u64,
 }
 
 impl<H: Handle> Beats<H> {
@@ -52,6 +55,7 @@ impl<H: Handle> Beats<H> {
                 receive: communicator,
                 sending: false,
                 number: 0,
+                collectives: 0,
             };
             let (count, other) = (MESSAGE as c_int, other as c_int);
             // SAFETY: the buffers are boxed and live until the requests are freed, or for ever.
@@ -69,7 +73,12 @@ impl<H: Handle> Beats<H> {
     }
 
     /// Sends a heartbeat, and an error of this rank with it.
-    pub(super) fn send(&mut self, api: &Api<H>, failed: Option<&str>) -> Result<(), ClusterError> {
+    pub(super) fn send(
+        &mut self,
+        api: &Api<H>,
+        failed: Option<&str>,
+        collectives: u64,
+    ) -> Result<(), ClusterError> {
         match self {
             Beats::Shared(segment) => {
                 if let Some(text) = failed {
@@ -79,7 +88,7 @@ impl<H: Handle> Beats<H> {
             }
             Beats::Messages(peers) => {
                 for peer in &mut **peers {
-                    peer.send(api, failed)?;
+                    peer.send(api, failed, collectives)?;
                 }
             }
         }
@@ -114,6 +123,16 @@ impl<H: Handle> Beats<H> {
                     }
                 }
                 numbers
+            }
+        }
+    }
+
+    /// The ranks whose latest heartbeat says that they have not begun so many collectives of all ranks.
+    pub(super) fn behind(&self, collectives: u64) -> Vec<usize> {
+        match self {
+            Beats::Shared(_) => Vec::new(),
+            Beats::Messages(peers) => {
+                peers.iter().filter(|peer| peer.collectives < collectives).map(|peer| peer.rank).collect()
             }
         }
     }
@@ -175,7 +194,7 @@ impl<H: Handle> Peer<H> {
         Ok(!self.sending)
     }
 
-    fn send(&mut self, api: &Api<H>, failed: Option<&str>) -> Result<(), ClusterError> {
+    fn send(&mut self, api: &Api<H>, failed: Option<&str>, collectives: u64) -> Result<(), ClusterError> {
         // A rank that does not receive is found by its own silence.
         if !self.sent(api)? {
             return Ok(());
@@ -184,8 +203,8 @@ impl<H: Handle> Peer<H> {
         let text = text.get(..text.len().min(MESSAGE - HEAD)).unwrap_or_default();
         let length = failed.map_or(0, |_| text.len() as u32 + 1);
         let number = u64::from_le_bytes(head(&self.outgoing)).wrapping_add(1);
-        let message =
-            number.to_le_bytes().into_iter().chain(length.to_le_bytes()).chain(text.iter().copied());
+        let numbers = number.to_le_bytes().into_iter().chain(collectives.to_le_bytes());
+        let message = numbers.chain(length.to_le_bytes()).chain(text.iter().copied());
         self.outgoing.iter_mut().zip(message).for_each(|(to, from)| *to = from);
         // SAFETY: the request is inactive, and its buffer lives as long.
         api.check("MPI_Start", unsafe { (api.functions.start)(&mut self.send) })?;
@@ -204,9 +223,11 @@ impl<H: Handle> Peer<H> {
         if complete == 0 {
             return Ok(None);
         }
-        self.number = u64::from_le_bytes(head(&self.incoming));
+        let (numbers, _) = self.incoming.as_chunks::<8>();
+        let mut numbers = numbers.iter().map(|number| u64::from_le_bytes(*number));
+        (self.number, self.collectives) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
         let length =
-            self.incoming.get(8..HEAD).and_then(|bytes| Some(u32::from_le_bytes(bytes.try_into().ok()?)));
+            self.incoming.get(16..HEAD).and_then(|bytes| Some(u32::from_le_bytes(bytes.try_into().ok()?)));
         let failed = length.and_then(|length| length.checked_sub(1)).map(|length| {
             let text = self.incoming.get(HEAD..HEAD + length as usize).unwrap_or_default();
             String::from_utf8_lossy(text).into_owned()

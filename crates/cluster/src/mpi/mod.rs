@@ -21,7 +21,7 @@ use self::library::{Interface, load};
 use self::progress::{Asked, Command, Division, Link, Mail, Progress};
 use self::request::{Done, RawOperation};
 use self::setup::{Facts, set_up};
-use crate::communicator::{Communicator, Limits};
+use crate::communicator::{Communicator, Limits, Wait};
 use crate::error::ClusterError;
 use crate::launcher::launched;
 use crate::operation::Operation;
@@ -203,7 +203,8 @@ impl Mpi {
             (_, operation) => {
                 let raw = RawOperation::new(operation)?;
                 // A message may wait for as long as its receiver computes something else.
-                let asked = Asked { operation: raw, communicator: self.facts.communicator, limit: None };
+                let wait = Wait { what: "send", limit: None };
+                let asked = Asked { operation: raw, communicator: self.facts.communicator, wait };
                 self.link.push(Command::Run(asked, Arc::default()));
             }
         }
@@ -214,7 +215,7 @@ impl Mpi {
         &self,
         operation: Operation<'_>,
         work: &mut dyn FnMut(),
-        limit: Option<Duration>,
+        wait: Wait,
     ) -> Result<(), ClusterError> {
         operation.check(self.rank(), self.size())?;
         let mut cursor = lock(&self.order);
@@ -232,13 +233,13 @@ impl Mpi {
         match &self.facts.segment {
             Some(segment) => {
                 segment.start(&operation, &mut cursor);
-                let patience = Patience { failure: &self.link.failure, limit };
+                let patience = Patience { failure: &self.link.failure, wait };
                 during(work, || self.remember(segment.finish(operation, &mut cursor, &patience)))
             }
             None => {
                 let raw = RawOperation::new(operation)?;
                 let done = Arc::new(Done::default());
-                let asked = Asked { operation: raw, communicator: self.facts.communicator, limit };
+                let asked = Asked { operation: raw, communicator: self.facts.communicator, wait };
                 self.link.push(Command::Run(asked, Arc::clone(&done)));
                 // The memory is borrowed by this call: it must not end before the operation, not even by a panic.
                 let waits = WaitOnDrop(&done);
@@ -283,11 +284,12 @@ impl Communicator for Mpi {
     }
 
     fn overlapped(&self, operation: Operation<'_>, work: &mut dyn FnMut()) -> Result<(), ClusterError> {
-        self.execute(operation, work, self.limits.operation)
+        let wait = Wait { what: operation.name(), limit: self.limits.operation };
+        self.execute(operation, work, wait)
     }
 
-    fn run_patiently(&self, operation: Operation<'_>) -> Result<(), ClusterError> {
-        self.execute(operation, &mut || {}, None)
+    fn run_within(&self, operation: Operation<'_>, wait: Wait) -> Result<(), ClusterError> {
+        self.execute(operation, &mut || {}, wait)
     }
 
     fn fail(&self, message: &str) {

@@ -10,7 +10,7 @@ use super::abi::Handle;
 use super::beats::Beats;
 use super::request::{Done, RawOperation};
 use super::setup::{Facts, Started, constant};
-use crate::communicator::Limits;
+use crate::communicator::{Limits, Wait};
 use crate::error::ClusterError;
 use crate::operation::Reduction;
 use crate::shared_memory::{Outbox, Segment};
@@ -34,7 +34,7 @@ pub(super) enum Command {
 pub(super) struct Asked {
     pub(super) operation: RawOperation,
     pub(super) communicator: usize,
-    pub(super) limit: Option<Duration>,
+    pub(super) wait: Wait,
 }
 
 /// The messages of a communicator that wait for room in shared memory.
@@ -152,6 +152,8 @@ pub(super) struct Progress<H: Handle> {
     next_beat: Instant,
     /// The operations that MPI works on: with their request and start.
     active: Vec<Active<H>>,
+    /// How many collectives of all ranks this one has begun.
+    collectives: u64,
     /// Messages that wait for room in shared memory.
     mail: Vec<Mail>,
     /// An operation was given up while MPI worked on it. MPI must not be called again, except to end the process: any call
@@ -164,7 +166,11 @@ struct Active<H> {
     operation: RawOperation,
     request: H,
     since: Instant,
-    limit: Option<Duration>,
+    wait: Wait,
+    /// Which of the communicators it belongs to: the first is that of all ranks.
+    communicator: usize,
+    /// How many collectives of all ranks this one has begun with it.
+    collectives: u64,
     done: Arc<Done>,
 }
 
@@ -190,6 +196,7 @@ impl<H: Handle> Progress<H> {
             watch: Watch::new(size, limits.silence, now),
             next_beat: now,
             active: Vec::new(),
+            collectives: 0,
             mail: Vec::new(),
             abandoned: false,
         })
@@ -252,16 +259,27 @@ impl<H: Handle> Progress<H> {
 
     /// Starts an operation.
     fn begin(&mut self, asked: Asked, done: Arc<Done>) {
-        let Asked { operation, communicator, limit } = asked;
+        let Asked { operation, communicator: index, wait } = asked;
         if let Some(failure) = self.link.failure.get() {
             return done.set(Err(failure));
         }
-        let Some(communicator) = self.started.operations.get(communicator).copied() else {
+        let Some(communicator) = self.started.operations.get(index).copied() else {
             return done.set(Err(ClusterError::Ended));
         };
         let mut request = communicator;
         match self.call(&operation, communicator, &mut request) {
-            Ok(()) => self.active.push(Active { operation, request, since: Instant::now(), limit, done }),
+            Ok(()) => {
+                self.collectives += u64::from(index == 0 && operation.is_collective());
+                self.active.push(Active {
+                    operation,
+                    request,
+                    since: Instant::now(),
+                    wait,
+                    communicator: index,
+                    collectives: self.collectives,
+                    done,
+                });
+            }
             Err(error) => done.set(Err(self.link.failure.set(error))),
         }
     }
@@ -341,7 +359,7 @@ impl<H: Handle> Progress<H> {
         let mut failed = self.link.failure.get();
         let api = &self.started.api;
         let mut left = Vec::new();
-        for mut active in self.active.drain(..) {
+        for mut active in std::mem::take(&mut self.active) {
             let mut complete = 0;
             // SAFETY: an active request whose memory is borrowed.
             let code = unsafe {
@@ -351,15 +369,15 @@ impl<H: Handle> Progress<H> {
                     constant(api.constants.status_ignore),
                 )
             };
-            let late = active.limit.filter(|limit| active.since.elapsed() >= *limit);
+            let late = active.wait.limit.filter(|limit| active.since.elapsed() >= *limit);
             match api.check("MPI_Test", code) {
                 Ok(()) if complete != 0 => active.done.set(Ok(())),
                 Ok(()) => {
                     if let Some(limit) = late {
                         failed.get_or_insert(ClusterError::Deadline {
-                            operation: active.operation.name(),
+                            operation: active.wait.what,
                             seconds: limit.as_secs(),
-                            missing: "a rank did not take part, although all send heartbeats".to_owned(),
+                            missing: ClusterError::absent(&self.absent(&active)),
                         });
                     }
                     left.push(active);
@@ -373,6 +391,16 @@ impl<H: Handle> Progress<H> {
         self.active = left;
         if let Some(failed) = failed {
             self.give_up(failed);
+        }
+    }
+
+    /// The ranks that an operation waits for, as far as their heartbeats say.
+    fn absent(&self, active: &Active<H>) -> Vec<usize> {
+        match &active.operation {
+            // Groups number their ranks themselves.
+            _ if active.communicator != 0 => Vec::new(),
+            RawOperation::Receive { from, .. } => usize::try_from(*from).into_iter().collect(),
+            _ => self.beats.behind(active.collectives),
         }
     }
 
@@ -407,7 +435,7 @@ impl<H: Handle> Progress<H> {
             Some(_) => return Ok(()),
             None => None,
         };
-        self.beats.send(api, own.as_deref())?;
+        self.beats.send(api, own.as_deref(), self.collectives)?;
         let host = |rank: usize| self.hosts.get(rank).cloned().unwrap_or_default();
         if let Some((rank, message)) = self.beats.receive(api)? {
             return Err(ClusterError::RankFailed { rank, host: host(rank), message });
@@ -424,7 +452,7 @@ impl<H: Handle> Progress<H> {
         if self.abandoned {
             return;
         }
-        if self.beats.send(&self.started.api, Some(message)).is_ok() {
+        if self.beats.send(&self.started.api, Some(message), self.collectives).is_ok() {
             self.beats.drain(&self.started.api, Instant::now() + Duration::from_secs(1));
         }
     }

@@ -78,15 +78,9 @@ impl RawOperation {
         matches!(self, RawOperation::Send { .. })
     }
 
-    pub(super) fn name(&self) -> &'static str {
-        match self {
-            RawOperation::AllReduce { .. } => "all-reduce",
-            RawOperation::AllGather { .. } => "all-gather",
-            RawOperation::ReduceScatter { .. } => "reduce-scatter",
-            RawOperation::Broadcast { .. } => "broadcast",
-            RawOperation::Send { .. } => "send",
-            RawOperation::Receive { .. } => "receive",
-        }
+    /// Whether all ranks of the communicator call it.
+    pub(super) fn is_collective(&self) -> bool {
+        !matches!(self, RawOperation::Send { .. } | RawOperation::Receive { .. })
     }
 }
 

@@ -116,7 +116,7 @@ impl Segment {
         let mut rest = bytes;
         loop {
             let written = self.word(mailbox);
-            self.wait("receive", patience, &[from], || written.load(Ordering::Acquire) > *received)?;
+            self.wait(patience, || vec![from], || written.load(Ordering::Acquire) > *received)?;
             let letter = self.letter(from, self.rank, *received);
             let [sent_tag, sent_length] = [0, 8].map(|word| self.word(letter + word).load(Ordering::Relaxed));
             if (sent_tag, sent_length) != (u64::from(tag), length as u64) {
@@ -146,6 +146,7 @@ impl Segment {
 #[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 mod tests {
     use super::*;
+    use crate::communicator::Wait;
     use crate::memory_file::MemoryFile;
     use crate::watch::Failure;
 
@@ -170,7 +171,8 @@ mod tests {
                 }
             });
             let (mut cursor, failure) = (Cursor::new(), Failure::default());
-            let patience = Patience { failure: &failure, limit: None };
+            let wait = Wait { what: "receive", limit: None };
+            let patience = Patience { failure: &failure, wait };
             for number in 0..12 {
                 let mut bytes = vec![0; message(number).len()];
                 second.receive(&mut bytes, 0, number as u16, &mut cursor, &patience).unwrap();

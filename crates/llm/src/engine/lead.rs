@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use super::BatchToken;
 use crate::ranks::CommandChannel;
@@ -106,6 +107,11 @@ impl Leader {
     /// Sends a message that the others get from [`CommandChannel::next`].
     pub(crate) fn send(&self, message: Vec<u8>) -> Result<()> {
         self.commands.send(message)
+    }
+
+    /// As [`CommandChannel::interval`].
+    pub(crate) fn interval(&self) -> Option<Duration> {
+        self.commands.interval()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use quadriga_cluster::Operation;
 
-use super::{CACHE, RankShare};
+use super::{CACHE, LOADING, RankShare};
 use crate::Result;
 
 /// The most bytes of a message: MPI counts with 32 bits.
@@ -30,12 +30,13 @@ impl RankShare {
         Ok(whole)
     }
 
-    /// A number of every rank: all of them call this.
+    /// A number of every rank, once it has loaded its weights: all of them call this.
     pub(crate) fn gather(&self, own: usize) -> Result<Vec<usize>> {
         let ranks = self.communicator();
         let (lengths, mut whole) = (vec![8; ranks.size()], vec![0; 8 * ranks.size()]);
         let part = (own as u64).to_le_bytes();
-        ranks.run(Operation::AllGather { part: &part, lengths: &lengths, whole: &mut whole })?;
+        let all = Operation::AllGather { part: &part, lengths: &lengths, whole: &mut whole };
+        ranks.run_loading(all, LOADING)?;
         let (numbers, _) = whole.as_chunks::<8>();
         Ok(numbers.iter().map(|number| u64::from_le_bytes(*number) as usize).collect())
     }

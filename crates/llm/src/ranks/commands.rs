@@ -1,8 +1,10 @@
 //! What the first rank tells the others to compute, as messages.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use quadriga_cluster::{ClusterError, Communicator, Operation};
+use quadriga_cluster::{ClusterError, Communicator, Operation, Wait};
 
 use crate::{Error, Result};
 
@@ -11,6 +13,8 @@ pub(crate) struct CommandChannel {
     communicator: Arc<dyn Communicator>,
     /// Stages of a pipeline take messages when they come to them, by this tag. Without, all ranks take each one together.
     tag: Option<u16>,
+    /// Whether the next message of the first rank comes within the limit of a step.
+    regular: AtomicBool,
 }
 
 /// Bytes of the first part of a message: a decode step needs no second one.
@@ -21,7 +25,7 @@ const MARK: [u8; 4] = *b"QDRC";
 
 impl CommandChannel {
     pub(super) fn new(communicator: Arc<dyn Communicator>, tag: Option<u16>) -> CommandChannel {
-        CommandChannel { communicator, tag }
+        CommandChannel { communicator, tag, regular: AtomicBool::new(false) }
     }
 
     /// On the first rank: sends a message to all others.
@@ -34,6 +38,17 @@ impl CommandChannel {
         let mut message = Vec::new();
         self.exchange(&mut message)?;
         Ok(message)
+    }
+
+    /// On other ranks: whether the first sends messages [regularly](CommandChannel::interval) from now on. Until it says so, it may have
+    /// nothing to compute for hours.
+    pub(crate) fn expect_regularly(&self, regular: bool) {
+        self.regular.store(regular, Ordering::Relaxed);
+    }
+
+    /// How often the first rank sends a message where it sends them regularly; `None` where steps have no limit.
+    pub(crate) fn interval(&self) -> Option<Duration> {
+        self.communicator.limits().operation.map(|limit| limit / 8)
     }
 
     /// That a message cannot be read.
@@ -50,8 +65,9 @@ impl CommandChannel {
         })?;
         let head = MARK.into_iter().chain(length.to_le_bytes()).chain(message.iter().copied());
         first.iter_mut().zip(head).for_each(|(to, from)| *to = from);
-        // The first rank may have nothing to compute for hours.
-        self.pass(&mut first, |ranks, operation| ranks.run_patiently(operation))?;
+        let limit = self.communicator.limits().operation.filter(|_| self.regular.load(Ordering::Relaxed));
+        let wait = Wait { what: "waiting for a command of rank 0", limit };
+        self.pass(&mut first, |ranks, operation| ranks.run_within(operation, wait))?;
         let (head, start) = first.split_at(8);
         let (mark, length) = head.split_at(MARK.len());
         if mark != MARK {
@@ -96,7 +112,7 @@ impl CommandChannel {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 mod tests {
     use quadriga_cluster::{Limits, in_process};
 
@@ -118,6 +134,23 @@ mod tests {
                 }
                 messages.iter().for_each(|message| first.send(message.clone()).unwrap());
             });
+        }
+    }
+
+    /// While the first rank may have nothing to compute, it is waited for; once it sends regularly, no longer than for a step.
+    #[test]
+    fn a_first_rank_that_stops_to_send_regularly_is_named() {
+        for tag in [None, Some(9)] {
+            let limits = Limits { operation: Some(Duration::from_millis(1)), ..Limits::default() };
+            let channels: Vec<CommandChannel> = in_process(2, limits)
+                .into_iter()
+                .map(|rank| CommandChannel::new(Arc::new(rank), tag))
+                .collect();
+            assert_eq!(channels[0].interval(), Some(limits.operation.unwrap() / 8));
+            channels[1].expect_regularly(true);
+            let error = channels[1].next().unwrap_err().to_string();
+            assert!(error.contains("waiting for a command of rank 0 did not end"), "{error}");
+            assert!(error.contains("rank 0 did not take part"), "{error}");
         }
     }
 

@@ -105,6 +105,9 @@ pub(crate) enum Cut {
 const WORLD: u32 = 0;
 const STAGE: u32 = 1;
 
+/// What ranks wait for before the first step.
+const LOADING: &str = "loading the weights";
+
 /// The tag of activations on their way from stage to stage; those of results are in [`StageResult`].
 const ACTIVATIONS: u16 = 1;
 /// The tag of messages that say what the other ranks compute.
@@ -289,7 +292,7 @@ impl RankShare {
         let wishes = nccl_is_enabled();
         let gpu = gpu.filter(|_| wishes);
         let mut counts = [gpu.is_some(), wishes].map(|counts| if counts { 1.0 } else { 0.0 });
-        self.sum_patiently(&mut counts)?;
+        self.sum_after("opening the devices", &mut counts)?;
         let ([with_gpu, wishing], ranks) = (counts, self.grid.ranks() as f32);
         if wishing > 0.0 && wishing < ranks {
             let reason = format!(
@@ -311,24 +314,26 @@ impl RankShare {
         })
     }
 
-    /// Waits until all ranks have called it, however long that takes.
+    /// Waits until all ranks have loaded their weights.
     pub(crate) fn meet(&self) -> Result<()> {
-        self.sum_patiently(&mut [0.0])
+        self.sum_after(LOADING, &mut [0.0])
     }
 
     /// Whether all ranks have the same bytes as this one; each learns it.
     pub(crate) fn is_same_on_all(&self, own: &[u8]) -> Result<bool> {
         let mut first: [u8; 32] = Sha256::digest(own).into();
         let hash = first;
-        self.communicator().run_patiently(Operation::Broadcast { bytes: &mut first, root: 0 })?;
+        // The sender of a broadcast need not wait for the others: all meet before.
+        self.sum_after("planning the model", &mut [0.0])?;
+        self.communicator().broadcast(&mut first, 0)?;
         let mut different = [if first == hash { 0.0 } else { 1.0 }];
         self.communicator().all_reduce(&mut different)?;
         Ok(different == [0.0])
     }
 
-    fn sum_patiently(&self, values: &mut [f32]) -> Result<()> {
+    fn sum_after(&self, what: &'static str, values: &mut [f32]) -> Result<()> {
         let sum = Operation::AllReduce { values, reduction: Reduction::Sum };
-        Ok(self.communicator().run_patiently(sum)?)
+        Ok(self.communicator().run_loading(sum, what)?)
     }
 
     /// The ranks that divide the layers of this rank's stage.

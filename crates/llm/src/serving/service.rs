@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::batcher::{Batcher, BatcherState};
 use super::refill::Refill;
@@ -70,7 +70,7 @@ impl Service {
         let shared = Arc::clone(&state);
         let run = move || {
             let refill = Refill::default();
-            Worker { batcher, streams: HashMap::new(), state: shared, refill }.run(&inbox);
+            Worker { batcher, streams: HashMap::new(), state: shared, refill, next_sign: None }.run(&inbox);
         };
         let thread = std::thread::Builder::new().name("quadriga-steps".to_owned()).spawn(run);
         let thread = thread.map_err(|error| Error::Thread { reason: error.to_string() })?;
@@ -242,6 +242,8 @@ struct Worker {
     streams: HashMap<RequestId, EventSink>,
     state: Arc<Mutex<BatcherState>>,
     refill: Refill,
+    /// When other ranks are told again that this thread goes on.
+    next_sign: Option<Instant>,
 }
 
 /// The most commands between two steps: a flood of requests does not stop those that are being answered.
@@ -268,11 +270,16 @@ impl Worker {
     fn run(mut self, inbox: &Receiver<Command>) {
         let mut handled = 0;
         loop {
+            let sign = self.give_sign();
             // Waits when there is nothing to compute, and a little for requests that follow others.
             let command = match self.batcher.is_busy() {
                 true if handled < COMMANDS_OF_STEP => self.next_command(inbox),
                 true => Err(TryRecvError::Empty),
-                false => inbox.recv().map_err(|_| TryRecvError::Disconnected),
+                false => match sign.map(|wait| inbox.recv_timeout(wait)) {
+                    None => inbox.recv().map_err(|_| TryRecvError::Disconnected),
+                    Some(Err(RecvTimeoutError::Timeout)) => continue,
+                    Some(command) => command.map_err(|_| TryRecvError::Disconnected),
+                },
             };
             match command {
                 Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return self.stop(),
@@ -297,8 +304,28 @@ impl Worker {
         }
     }
 
+    /// Tells other ranks now and then that this thread goes on, also where it has nothing to compute; the time until it does so again.
+    fn give_sign(&mut self) -> Option<Duration> {
+        let interval = self.batcher.command_interval()?;
+        let now = Instant::now();
+        let next = match self.next_sign {
+            Some(next) if next > now => next,
+            _ => {
+                // Ranks that cannot be told fail the next step, too.
+                drop(self.batcher.tell_regular(true));
+                now + interval
+            }
+        };
+        self.next_sign = Some(next);
+        Some(next - now)
+    }
+
     /// Ends what is left to do, and writes prefixes to the cache file, if there is one.
     fn stop(mut self) {
+        if self.next_sign.is_some() {
+            // The file may take any time.
+            drop(self.batcher.tell_regular(false));
+        }
         self.batcher.cancel_all();
         self.batcher.save_prefixes();
         self.note_state();
@@ -403,8 +430,6 @@ impl Worker {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

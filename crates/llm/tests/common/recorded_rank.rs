@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use quadriga_cluster::{ClusterError, Communicator, InProcess, Operation};
+use quadriga_cluster::{ClusterError, Communicator, InProcess, Limits, Operation, Wait};
 
 /// A rank that shows each operation to a function before it is executed.
 pub(crate) struct RecordedRank<F> {
@@ -31,9 +31,9 @@ impl<F: Fn(&Operation<'_>) + Send + Sync> Communicator for RecordedRank<F> {
         self.rank.overlapped(operation, work)
     }
 
-    fn run_patiently(&self, operation: Operation<'_>) -> Result<(), ClusterError> {
+    fn run_within(&self, operation: Operation<'_>, wait: Wait) -> Result<(), ClusterError> {
         (self.note)(&operation);
-        self.rank.run_patiently(operation)
+        self.rank.run_within(operation, wait)
     }
 
     fn fail(&self, message: &str) {
@@ -42,6 +42,10 @@ impl<F: Fn(&Operation<'_>) + Send + Sync> Communicator for RecordedRank<F> {
 
     fn failure(&self) -> Option<ClusterError> {
         self.rank.failure()
+    }
+
+    fn limits(&self) -> Limits {
+        self.rank.limits()
     }
 
     fn host(&self, rank: usize) -> &str {

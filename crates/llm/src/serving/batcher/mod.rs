@@ -139,6 +139,16 @@ impl Batcher {
         self.engine.follow_first()
     }
 
+    /// How often other ranks are to be [told](Batcher::tell_regular) that this one goes on, where they hold a limit.
+    pub(super) fn command_interval(&self) -> Option<Duration> {
+        self.engine.command_interval()
+    }
+
+    /// Tells other ranks, if there are any, whether they hear of this one regularly from now on: they then take it for lost when they do not.
+    pub(super) fn tell_regular(&mut self, regular: bool) -> Result<()> {
+        self.engine.tell_regular(regular)
+    }
+
     /// Plans the model for the scheduler's backends, loads the weights and allocates the KV cache.
     pub fn new(
         model: Model,

@@ -1,11 +1,12 @@
 //! Steps on several ranks: the first describes each step in one message, and the others compute the same.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::super::page_pool::PageId;
 use super::super::window_pages::WindowPages;
 use super::{PagedEngine, StepSequence, StepToken, Wanted};
-use crate::engine::END;
+use crate::engine::{END, Leader};
 use crate::ranks::CommandChannel;
 use crate::{Error, RankShare, Result};
 
@@ -36,6 +37,8 @@ enum StepCommand {
     Write {
         page: PageId,
     },
+    /// Whether the first rank sends commands regularly from now on, also where there is nothing to compute.
+    Regular(bool),
     End,
 }
 
@@ -52,6 +55,7 @@ const COPY: u8 = 11;
 const READ: u8 = 12;
 const WRITE: u8 = 13;
 const COPY_WINDOW: u8 = 14;
+const REGULAR: u8 = 15;
 
 /// Flags of a token.
 const OUTPUT: u32 = 1;
@@ -91,6 +95,7 @@ impl StepCommand {
             StepCommand::CopyWindow { from, to } => words(COPY_WINDOW, &[*from, *to]),
             StepCommand::Read { page } => words(READ, &[*page]),
             StepCommand::Write { page } => words(WRITE, &[*page]),
+            StepCommand::Regular(regular) => words(REGULAR, &[u32::from(*regular)]),
             StepCommand::End => words(END, &[]),
         }
         message
@@ -106,6 +111,7 @@ impl StepCommand {
             COPY_WINDOW => StepCommand::CopyWindow { from: words.next()?, to: words.next()? },
             READ => StepCommand::Read { page: words.next()? },
             WRITE => StepCommand::Write { page: words.next()? },
+            REGULAR => StepCommand::Regular(words.next()? != 0),
             STEP => {
                 let wanted = if words.next()? == 1 { Wanted::Argmax } else { Wanted::Logits };
                 let [token_count, sequence_count, row_count] = [words.next()?, words.next()?, words.next()?];
@@ -193,6 +199,17 @@ impl PagedEngine {
         self.leader.as_ref().map_or(Ok(()), |leader| leader.send(StepCommand::Write { page }.encode()))
     }
 
+    /// How often other ranks are to hear of this one, where there are any that hold a limit.
+    pub(in crate::serving) fn command_interval(&self) -> Option<Duration> {
+        self.leader.as_ref().and_then(Leader::interval)
+    }
+
+    /// Tells the other ranks, if there are any, whether they hear of this one regularly from now on.
+    pub(in crate::serving) fn tell_regular(&self, regular: bool) -> Result<()> {
+        let command = StepCommand::Regular(regular);
+        self.leader.as_ref().map_or(Ok(()), |leader| leader.send(command.encode()))
+    }
+
     /// The result of a step.
     pub(super) fn together<T>(&self, result: Result<T>) -> Result<T> {
         match self.ranks() {
@@ -226,6 +243,7 @@ impl PagedEngine {
                 StepCommand::CopyWindow { from, to } => self.copy_window_page(from, to)?,
                 StepCommand::Read { page } => drop(self.read_page(page)?),
                 StepCommand::Write { page } => self.write_page(page, &[])?,
+                StepCommand::Regular(regular) => commands.expect_regularly(regular),
                 StepCommand::End => return Ok(()),
             }
         }
@@ -267,6 +285,8 @@ mod tests {
             StepCommand::CopyWindow { from: 5, to: 6 },
             StepCommand::Read { page: 7 },
             StepCommand::Write { page: 8 },
+            StepCommand::Regular(true),
+            StepCommand::Regular(false),
             StepCommand::End,
         ];
         for command in commands {
