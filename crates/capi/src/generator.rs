@@ -179,7 +179,8 @@ impl Stream<'_> {
         let object = handle::get(generator)?;
         let mut generator = exclusive(&object.generator, "generator")?;
         let RequestSettings { sampling, max_tokens, stops, grammar, hook, reseed, .. } = settings;
-        let options = RequestOptions { sampling, reseed, max_tokens, stops, grammar, hook };
+        let options =
+            RequestOptions { sampling, reseed, max_tokens, stops, grammar, reasoning_budget: None, hook };
         generator.set_template_variables(settings.template_variables);
         let answer = match prompt {
             Prompt::Tokens(tokens) => generator.continue_with(&tokens, options)?,

@@ -91,6 +91,16 @@ pub(crate) struct AnswerOptions {
         help_heading = PROMPT
     )]
     pub(crate) reasoning: ReasoningOutput,
+    /// Most tokens of reasoning, which is ended then; 0 is --reasoning off, -1 no limit
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = -1,
+        allow_negative_numbers = true,
+        value_parser = values::reasoning_budget,
+        help_heading = PROMPT
+    )]
+    reasoning_budget: i64,
     /// End after one answer, also -st; run always does
     #[arg(long, help_heading = PROMPT)]
     pub(crate) single_turn: bool,
@@ -249,6 +259,7 @@ impl AnswerOptions {
         let mut all = vec![
             ("predict", self.max_tokens.to_string()),
             ("reasoning", self.reasoning.name().to_owned()),
+            ("reasoning-budget", self.reasoning_budget.to_string()),
             ("stop", listed(self.stop.iter().map(|text| format!("{text:?}")))),
             ("seed", seed.map_or_else(|| "-1".to_owned(), |seed| seed.to_string())),
             ("temp", self.temp.to_string()),
@@ -288,12 +299,18 @@ impl AnswerOptions {
             max_tokens: usize::try_from(self.max_tokens).ok(),
             stops: self.stop.clone(),
             grammar: self.grammar.grammar()?,
+            reasoning_budget: usize::try_from(self.reasoning_budget).ok().filter(|budget| *budget > 0),
             raw: self.raw,
             // Without the template, only the prompt itself can contain the control tokens of a turn.
             special: self.special || self.raw,
             system,
             ..GeneratorOptions::default()
         })
+    }
+
+    /// Whether answers are to have no reasoning.
+    pub(crate) fn turns_reasoning_off(&self) -> bool {
+        self.reasoning == ReasoningOutput::Off || self.reasoning_budget == 0
     }
 
     /// Whether answers must satisfy a schema or a grammar.

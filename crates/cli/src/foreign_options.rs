@@ -72,8 +72,6 @@ pub(crate) const OPTIONAL_VALUES: &[OptionalValue] = &[
 pub(crate) const TRANSLATIONS: &[(&str, &str, Option<&str>)] = &[
     ("--think", "true", Some("--reasoning=show")),
     ("--think", "false", Some("--reasoning=off")),
-    ("--reasoning-budget", "0", Some("--reasoning=off")),
-    ("--reasoning-budget", "-1", None),
     ("--reasoning-format", "auto", None),
     ("--reasoning-format", "deepseek", None),
 ];

@@ -27,6 +27,14 @@ pub(crate) fn max_tokens(text: &str) -> Result<i64, String> {
     }
 }
 
+/// Parses the most tokens of reasoning; -1 is no limit.
+pub(crate) fn reasoning_budget(text: &str) -> Result<i64, String> {
+    match text.parse() {
+        Ok(number) if number >= -1 => Ok(number),
+        _ => Err("must be a number of tokens, or -1 for no limit".to_owned()),
+    }
+}
+
 /// A random seed; `None` if one is to be drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seed(pub(crate) Option<u64>);

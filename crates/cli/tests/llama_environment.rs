@@ -55,7 +55,7 @@ fn wrong_values_of_variables_are_named() {
     for (name, value, part) in [
         ("LLAMA_ARG_PORT", "eighty", "--port"),
         ("LLAMA_ARG_WEBUI", "maybe", "must be 1 or 0"),
-        ("LLAMA_ARG_THINK_BUDGET", "99", "0 or -1"),
+        ("LLAMA_ARG_THINK_BUDGET", "-2", "-1 for no limit"),
     ] {
         let failed = output(fixture.command("serve", &[]).env(name, value)).failed_usage();
         assert!(failed.err.contains(part) && failed.err.contains(name), "{failed:?}");

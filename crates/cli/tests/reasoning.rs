@@ -52,6 +52,37 @@ fn reasoning_is_not_part_of_the_answer() {
 }
 
 #[test]
+fn reasoning_has_a_budget() {
+    let fixture = Fixture::with_template(THINKING);
+    let json = |flags: &[&str]| -> Value {
+        let flags = [&["-n", "40", "--temp", "0", "-q", "--ignore-eos", "--json"], flags].concat();
+        let out = output(fixture.command("run", &["hello"]).args(flags)).success().out;
+        serde_json::from_str(&out).unwrap()
+    };
+    let (all, limited) = (json(&["--reasoning-budget", "-1"]), json(&["--reasoning-budget", "5"]));
+    let (whole, part) = (all["reasoning"].as_str().unwrap(), limited["reasoning"].as_str().unwrap());
+    assert!(all["text"] == "" && !limited["text"].as_str().unwrap().is_empty(), "{all} {limited}");
+    assert!(
+        !part.is_empty() && part.len() < whole.len() && whole.starts_with(part.trim_end()),
+        "{part:?} of {whole:?}"
+    );
+    // Beside a grammar, which holds behind the reasoning.
+    let both = json(&["--reasoning-budget", "5", "--grammar", "root ::= \"yes\""]);
+    assert_eq!((both["text"].as_str(), both["reasoning"].as_str()), (Some("yes"), Some(part)));
+    let off = json(&["--reasoning-budget", "0"]);
+    assert_eq!((&off["text"], &off["reasoning"]), (&json(&["--reasoning", "off"])["text"], &Value::Null));
+    let input = b"hello\n/set reasoning-budget 5\nagain\n";
+    let file = fixture.path("budget.json");
+    let save = format!("/save {}\n", file.display());
+    let flags = ["-n", "40", "--temp", "0", "-q", "--ignore-eos"];
+    output_with_input(&mut fixture.command("chat", &flags), &[&input[..], save.as_bytes()].concat())
+        .success();
+    let saved: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    let messages = saved["messages"].as_array().unwrap();
+    assert!(messages[1]["content"] == "" && messages[3]["content"] != "", "{saved}");
+}
+
+#[test]
 fn options_without_effect_on_the_template_are_reported() {
     let plain = Fixture::with_template("{{ messages[0].content }}");
     let run =

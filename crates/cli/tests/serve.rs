@@ -280,6 +280,35 @@ fn reasoning_is_where_the_flag_says() {
     assert_eq!(format!("<think>\n{thought}"), inline["content"].as_str().unwrap());
 }
 
+/// A budget of the command line or the environment holds for requests that name none, and reasoning that is off is off although the
+/// template has no switch.
+#[test]
+fn reasoning_is_as_long_as_the_flag_says() {
+    let template =
+        format!("{TEMPLATE}{{% if add_generation_prompt %}}<think>\n{{% endif %}}{{# </think> #}}");
+    let fixture = Fixture::with_template(&template);
+    let ask = |server: &Running, budget: Value| {
+        let mut body = hello();
+        (body["max_tokens"], body["reasoning_budget_tokens"]) = (json!(40), budget);
+        body["ignore_eos"] = json!(true);
+        let (status, answer) = server.post("/v1/chat/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        answer["usage"]["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap()
+    };
+    let flagged = serve(&fixture, &["--reasoning-budget", "6"]);
+    let mut command = fixture.command("serve", &["--port", "0", "-c", "2048"]);
+    let named = Running::start(command.env("LLAMA_ARG_THINK_BUDGET", "6"));
+    for server in [&flagged, &named] {
+        let (limited, unlimited) = (ask(server, Value::Null), ask(server, json!(-1)));
+        assert!((6..30).contains(&limited) && unlimited == 40, "{limited} {unlimited}");
+        assert_eq!(ask(server, json!(0)), 0);
+    }
+    for flags in [["--reasoning", "off"], ["--reasoning-budget", "0"]] {
+        let server = serve(&fixture, &flags);
+        assert_eq!((ask(&server, Value::Null), ask(&server, json!(-1))), (0, 40), "{flags:?}");
+    }
+}
+
 /// `--pooling` decides how embeddings are made of the vectors of tokens, of models that generate text and of encoders.
 #[test]
 fn pooling_is_that_of_the_flag() {
@@ -427,6 +456,15 @@ fn models_of_a_folder_are_loaded_when_they_are_named() {
     let (status, answer) =
         server.post("/v1/embeddings", &json!({ "model": "bert", "input": ["a cat", "a dog"] }));
     assert_eq!((status, answer["data"].as_array().map(Vec::len)), (200, Some(2)), "{answer}");
+    let vectors = [-1, 2].map(|norm| {
+        let body = json!({ "model": "bert", "content": "a cat", "embd_normalize": norm });
+        let vector = server.post("/embedding", &body).1[0]["embedding"][0].clone();
+        vector.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<f64>>()
+    });
+    let length = vectors[0].iter().map(|x| x * x).sum::<f64>().sqrt();
+    let is_scaled =
+        vectors[0].iter().zip(&vectors[1]).all(|(own, scaled)| (own / length - scaled).abs() < 1e-5);
+    assert!((length - 1.0).abs() > 0.01 && is_scaled, "{length}: {vectors:?}");
     chat["model"] = "bert".into();
     let (status, answer) = server.post("/v1/chat/completions", &chat);
     let message = answer["error"]["message"].as_str().unwrap();

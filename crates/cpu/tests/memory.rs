@@ -200,7 +200,7 @@ fn discarded_values_are_gone_and_the_session_goes_on() {
     };
     let cpu = Backend::builder().threads(2).build().unwrap();
     let x: Vec<f32> = (0..20_000 * 64).map(|i| (i % 977) as f32).collect();
-    let mut session = Scheduler::new(cpu).plan(&graph(20_000)).unwrap().session().unwrap();
+    let mut session = Scheduler::new(cpu).plan(graph(20_000)).unwrap().session().unwrap();
     session.run(&[("x", &x)]).unwrap();
     let whole = session.read::<f32>("y").unwrap();
     session.discard_values().unwrap();
@@ -208,10 +208,10 @@ fn discarded_values_are_gone_and_the_session_goes_on() {
     assert!(session.run(&[]).unwrap_err().to_string().contains('x'), "inputs are gone");
     session.run(&[("x", &x)]).unwrap();
     assert_eq!(session.read::<f32>("y").unwrap(), whole);
-    session.use_graph(&graph(3)).unwrap();
+    session.use_graph(graph(3)).unwrap();
     session.run(&[("x", &x[..3 * 64].to_vec())]).unwrap();
     session.discard_values().unwrap();
-    session.use_graph(&graph(20_000)).unwrap();
+    session.use_graph(graph(20_000)).unwrap();
     assert!(session.run(&[]).is_err());
     session.run(&[("x", &x)]).unwrap();
     assert_eq!(session.read::<f32>("y").unwrap(), whole);

@@ -173,6 +173,15 @@ impl Embedder {
     /// # }
     /// ```
     pub fn embed_batch(&mut self, texts: &[impl AsRef<[u32]>]) -> Result<Vec<Vec<f32>>> {
+        self.embed_batch_with(texts, self.normalize)
+    }
+
+    /// As [`Embedder::embed_batch`], normalized or not whatever [the options](EmbedderOptions::normalize) say.
+    pub fn embed_batch_with(
+        &mut self,
+        texts: &[impl AsRef<[u32]>],
+        normalize_each: bool,
+    ) -> Result<Vec<Vec<f32>>> {
         if self.pooling == Pooling::Rank {
             return self.scores(texts);
         }
@@ -181,7 +190,7 @@ impl Embedder {
         for group in self.groups(&texts) {
             embeddings.extend(self.embed_group(group)?);
         }
-        if self.normalize {
+        if normalize_each {
             let width = self.model.hyperparameters().width.max(1);
             embeddings.iter_mut().flat_map(|vector| vector.chunks_mut(width)).for_each(normalize);
         }
@@ -349,10 +358,17 @@ fn pool(hidden: &[f32], width: usize, pooling: Pooling) -> Vec<f32> {
     }
 }
 
-/// One vector of length 1 of those of all tokens; with [`Pooling::None`] all of them, of length 1 each.
-pub(crate) fn pooled_embedding(hidden: &[f32], width: usize, pooling: Pooling) -> Result<Vec<f32>> {
+/// One vector of those of all tokens, of length 1 if it is normalized; with [`Pooling::None`] all of them.
+pub(crate) fn pooled_embedding(
+    hidden: &[f32],
+    width: usize,
+    pooling: Pooling,
+    normalized: bool,
+) -> Result<Vec<f32>> {
     let mut vector = pool(hidden, width, pooling);
-    vector.chunks_mut(width.max(1)).for_each(normalize);
+    if normalized {
+        vector.chunks_mut(width.max(1)).for_each(normalize);
+    }
     Ok(finite(vec![vector])?.pop().unwrap_or_default())
 }
 

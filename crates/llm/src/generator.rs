@@ -14,6 +14,7 @@ use crate::engine::{BatchObserver, BatchToken, Engine, EngineOptions};
 use crate::placement::Placement;
 use crate::prompt_format::PromptFormat;
 use crate::reasoning::ReasoningSplitter;
+use crate::reasoning_budget::ReasoningBudget;
 use crate::sampling::{ChainedHooks, Sampler, SamplingHook, SamplingOptions};
 use crate::template::Message;
 use crate::{Error, Model, Result};
@@ -47,6 +48,8 @@ pub struct GeneratorOptions {
     pub stops: Vec<String>,
     /// What answers must be: JSON of a schema, for example. Reasoning before the answer is free.
     pub grammar: Option<Grammar>,
+    /// The most tokens of an answer's reasoning, which is ended then; not limited if `None`.
+    pub reasoning_budget: Option<usize>,
     /// Whether prompts are used as they are, without the chat template.
     pub raw: bool,
     /// The system prompt, for chat templates that have one and conversations that do not begin with a system message.
@@ -139,6 +142,8 @@ pub struct RequestOptions {
     pub stops: Vec<String>,
     /// What the answer must be: JSON of a schema, for example. Reasoning before the answer is free.
     pub grammar: Option<Grammar>,
+    /// The most tokens of the answer's reasoning, which is ended then; not limited if `None`.
+    pub reasoning_budget: Option<usize>,
     /// Sees the logits before each token is sampled, and may change them.
     pub hook: Option<Box<dyn SamplingHook>>,
 }
@@ -244,6 +249,7 @@ impl Generator {
             max_tokens: self.options.max_tokens,
             stops: self.options.stops.clone(),
             grammar: self.options.grammar.clone(),
+            reasoning_budget: self.options.reasoning_budget,
             hook: None,
         }
     }
@@ -288,20 +294,30 @@ impl Generator {
         self.start(tokens, request, PromptEnd { lasting: None, opens: true })
     }
 
-    /// The hook of an answer with a grammar.
+    /// The hook of an answer with a grammar, and with a budget of reasoning, which sees what the grammar leaves.
     fn constrained(
         &self,
         grammar: Option<Grammar>,
+        budget: Option<usize>,
         splitter: &ReasoningSplitter,
         hook: Option<Box<dyn SamplingHook>>,
     ) -> Result<Option<Box<dyn SamplingHook>>> {
-        let Some(grammar) = grammar else { return Ok(hook) };
-        let model = self.engine.model();
-        let constraint = model.constraints()?.compile_answer(&grammar, splitter, model.tokenizer()?)?.hook();
-        Ok(Some(match hook {
-            Some(hook) => Box::new(ChainedHooks(hook, constraint)),
-            None => constraint,
-        }))
+        let (model, mut hook) = (self.engine.model(), hook);
+        let mut add = |next: Box<dyn SamplingHook>| {
+            hook = Some(match hook.take() {
+                Some(first) => Box::new(ChainedHooks(first, next)),
+                None => next,
+            });
+        };
+        if let Some(grammar) = grammar {
+            add(model.constraints()?.compile_answer(&grammar, splitter, model.tokenizer()?)?.hook());
+        }
+        if let Some(budget) = budget
+            && let Some(limit) = ReasoningBudget::new(model, splitter, budget)?
+        {
+            add(Box::new(limit));
+        }
+        Ok(hook)
     }
 
     fn start(&mut self, tokens: &[u32], request: RequestOptions, end: PromptEnd) -> Result<Answer<'_>> {
@@ -312,9 +328,9 @@ impl Generator {
         if tokens.len() >= context {
             return Err(Error::ContextFull { wanted: tokens.len() + 1, used: 0, context });
         }
-        let RequestOptions { sampling, reseed, max_tokens, stops, grammar, hook } = request;
+        let RequestOptions { sampling, reseed, max_tokens, stops, grammar, reasoning_budget, hook } = request;
         let splitter = self.format().splitter(tokens, end.opens)?;
-        let hook = self.constrained(grammar, &splitter, hook)?;
+        let hook = self.constrained(grammar, reasoning_budget, &splitter, hook)?;
         let tool_calls = self.format().tool_call_parser()?;
         let greedy = sampling.is_greedy() && hook.is_none();
         let mut sampler = Sampler::for_model(sampling, self.engine.model())?;

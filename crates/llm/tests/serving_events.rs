@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 use crate::common::cpu;
 use crate::common::serving::{batcher, engine_options, options, recipe};
@@ -76,6 +77,51 @@ fn the_log_probabilities_of_a_prompt_come_once_however_often_it_is_put_back() {
     for (id, length) in ids.iter().zip(lengths) {
         assert_eq!(found[id], [length - 1]);
     }
+}
+
+/// A hook that leaves the logits as they are, and notes how many tokens it is told of, and whether they were accepted.
+struct Noting(Arc<Mutex<Vec<(bool, usize)>>>);
+
+impl SamplingHook for Noting {
+    fn apply(&mut self, tokens: &[u32], _: &mut [f32]) -> Result<(), HookError> {
+        self.0.lock().unwrap().push((false, tokens.len()));
+        Ok(())
+    }
+
+    fn accepted(&mut self, tokens: &[u32]) {
+        self.0.lock().unwrap().push((true, tokens.len()));
+    }
+}
+
+/// A hook hears of each token before the step that computes the next one begins: it may work meanwhile.
+#[test]
+fn hooks_hear_of_a_token_before_the_next_step() {
+    let model = recipe("llama").model();
+    let prompt = recipe("llama").tokens(5);
+    let mut batcher = batcher(&model, cpu(1), options(2, 20));
+    let notes = [(); 2].map(|()| Arc::new(Mutex::new(Vec::new())));
+    for notes in &notes {
+        let request = Request {
+            max_tokens: Some(4),
+            hook: Some(Box::new(Noting(Arc::clone(notes)))),
+            sampling: SamplingOptions { ignore_eos: true, ..SamplingOptions::default() },
+            ..Request::new(prompt.clone())
+        };
+        batcher.submit(request).unwrap();
+    }
+    let mut sampled = 0;
+    while batcher.is_busy() {
+        let events = batcher.step();
+        sampled += events.iter().filter(|(_, event)| matches!(event, Event::Token { .. })).count();
+        let ended = events.iter().any(|(_, event)| matches!(event, Event::Finished(_)));
+        for notes in notes.iter().filter(|_| sampled > 0 && !ended) {
+            let notes = notes.lock().unwrap();
+            assert!(notes.last().is_none_or(|last| last.0), "{notes:?}");
+        }
+    }
+    assert_eq!(sampled, 8);
+    let wanted = [(false, 5), (true, 6), (false, 6), (true, 7), (false, 7), (true, 8), (false, 8)];
+    notes.iter().for_each(|notes| assert_eq!(*notes.lock().unwrap(), wanted));
 }
 
 /// A hook that leaves the logits as they are, and panics when a token was sampled.

@@ -55,6 +55,30 @@ test('responses', async () => {
   assert.equal(final.output_text, answer.output_text);
 });
 
+test('responses with a call and in form', async () => {
+  const request = { model: 'smollm2', input: 'How is the weather in Bern?', max_output_tokens: 100, temperature: 0 };
+  const tools = [{ type: 'function', name: 'weather', parameters, strict: true }];
+  const called = { ...request, tools, tool_choice: 'required', parallel_tool_calls: false };
+  const answer = await client.responses.create(called);
+  const stream = client.responses.stream(called);
+  const kinds = [];
+  for await (const event of stream) kinds.push(event.type);
+  assert.deepEqual(kinds.filter((kind) => !kind.endsWith('.delta')), [
+    'response.created',
+    'response.in_progress',
+    'response.output_item.added',
+    'response.function_call_arguments.done',
+    'response.output_item.done',
+    'response.completed',
+  ]);
+  const [call] = (await stream.finalResponse()).output;
+  assert.equal(call.arguments, answer.output[0].arguments);
+  assert.ok(['celsius', 'fahrenheit'].includes(JSON.parse(call.arguments).unit));
+  const format = { type: 'json_schema', name: 'weather', schema: parameters, strict: true };
+  const parsed = await client.responses.parse({ ...request, text: { format } });
+  assert.equal(typeof parsed.output_parsed.city, 'string');
+});
+
 test('embeddings', async () => {
   const input = ['A cat is sleeping on the sofa.', 'A cat sleeps on the couch.', 'The central bank raised its interest rates.'];
   // The library asks for base64 by itself, and decodes it.

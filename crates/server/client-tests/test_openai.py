@@ -3,8 +3,11 @@ import enum
 import json
 import unittest
 
+import httpx
 import openai
 import pydantic
+from openai import types
+from openai.types import chat, responses
 
 import server
 
@@ -153,6 +156,85 @@ class OpenAi(unittest.TestCase):
         )
         (call,) = answer.choices[0].message.tool_calls
         server.check_weather(json.loads(call.function.arguments))
+
+
+class Responses(unittest.TestCase):
+    """Reasoning and calls in a stream, as the library's accumulator reads them."""
+
+    def test_streamed_tools(self):
+        client = openai.OpenAI(base_url=server.thinking() + "/v1", api_key="none", max_retries=0, timeout=120)
+        request = {
+            "model": "thinking",
+            "input": "How is the weather in Bern?",
+            "tools": [openai.pydantic_function_tool(Weather)],
+            "tool_choice": "required",
+            "parallel_tool_calls": True,
+            "max_output_tokens": 600,
+            "extra_body": {"reasoning_budget_tokens": 16, "seed": 3},
+        }
+        with client.responses.stream(**request) as stream:
+            events = list(stream)
+            final = stream.get_final_response()
+        kinds = [item.type for item in final.output]
+        self.assertEqual((kinds[0], set(kinds[1:])), ("reasoning", {"function_call"}))
+        for number, item in enumerate(final.output):
+            own = [event for event in events if getattr(event, "output_index", None) == number]
+            self.assertEqual((own[0].type, own[-1].type), ("response.output_item.added", "response.output_item.done"))
+            if item.type == "function_call" and item.status == "completed":
+                self.assertIsInstance(item.parsed_arguments, Weather)
+                deltas = [event for event in own if event.type == "response.function_call_arguments.delta"]
+                self.assertEqual(deltas[-1].snapshot, item.arguments)
+
+
+class Types(unittest.TestCase):
+    """Answers have all that the library's types have: it does not check that by itself."""
+
+    def send(self, path, **body):
+        answer = httpx.post(f"{server.thinking()}/v1{path}", json={"model": "thinking", "seed": 3, **body}, timeout=120)
+        self.assertEqual(answer.status_code, 200, answer.text)
+        return answer.text
+
+    def check(self, kind, text):
+        return pydantic.TypeAdapter(kind).validate_json(text, strict=True)
+
+    def check_stream(self, kind, path, **body):
+        lines = [line.removeprefix("data: ") for line in self.send(path, stream=True, **body).splitlines() if line.startswith("data: ")]
+        return [self.check(kind, line) for line in lines if line != "[DONE]"]
+
+    def test_chat(self):
+        plain = {"messages": server.QUESTION, "max_tokens": 40, "reasoning_budget_tokens": 8, "logprobs": True, "top_logprobs": 2}
+        called = {"messages": server.QUESTION, "max_tokens": 400, "tools": server.TOOLS, "tool_choice": "required", "reasoning_budget_tokens": 8}
+        for body in [plain, called]:
+            self.check(chat.ChatCompletion, self.send("/chat/completions", **body))
+            chunks = self.check_stream(chat.ChatCompletionChunk, "/chat/completions", stream_options={"include_usage": True}, **body)
+            self.assertEqual({chunk.id for chunk in chunks}, {chunks[0].id})
+
+    def test_others(self):
+        body = {"prompt": "The capital of France is", "max_tokens": 8, "logprobs": 2}
+        self.check(types.Completion, self.send("/completions", **body))
+        self.check_stream(types.Completion, "/completions", **body)
+        self.check(types.CreateEmbeddingResponse, self.send("/embeddings", input=["a", "b"]))
+        listed = httpx.get(server.thinking() + "/v1/models").json()
+        self.check(list[types.Model], json.dumps(listed["data"]))
+
+    def test_responses(self):
+        tool = {"type": "function", **server.TOOLS[0]["function"]}
+        budget = {"input": "How is the weather in Bern?", "reasoning_budget_tokens": 8}
+        form = {"format": {"type": "json_schema", "name": "weather", "schema": server.WEATHER, "strict": True}}
+        for body in [
+            {"max_output_tokens": 40},
+            {"max_output_tokens": 40, "top_logprobs": 2},
+            {"max_output_tokens": 400, "text": form, "reasoning": {"effort": "low"}, "metadata": {"a": "b"}},
+            {"max_output_tokens": 600, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": True},
+            {"max_output_tokens": 400, "tools": [tool], "tool_choice": {"type": "function", "name": "weather"}},
+        ]:
+            whole = self.check(responses.Response, self.send("/responses", **budget, **body))
+            events = self.check_stream(responses.ResponseStreamEvent, "/responses", **budget, **body)
+            self.assertEqual([event.sequence_number for event in events], list(range(len(events))))
+            last = events[-1].response
+            self.assertEqual([item.type for item in last.output], [item.type for item in whole.output])
+            self.assertEqual((last.status, last.usage.output_tokens), (whole.status, whole.usage.output_tokens))
+            self.assertEqual(last.completed_at is None, last.status != "completed")
 
 
 if __name__ == "__main__":

@@ -87,6 +87,21 @@ class LiteLlm(unittest.TestCase):
         answer = self.call(model="anthropic/smollm2", api_base=server.default(), tools=server.TOOLS, tool_choice="required", max_tokens=200)
         server.check_weather(json.loads(answer.choices[0].message.tool_calls[0].function.arguments))
 
+    def test_ollama(self):
+        import litellm
+
+        common = {"model": "ollama_chat/smollm2", "api_base": server.default()}
+        answer = self.call(**common, tools=server.TOOLS, messages=[{"role": "user", "content": server.CALL_PROMPT}], max_tokens=100)
+        (call,) = answer.choices[0].message.tool_calls
+        self.assertEqual(json.loads(call.function.arguments), {"city": "Bern", "unit": "celsius"})
+        schema = {"type": "json_schema", "json_schema": {"name": "weather", "schema": server.WEATHER, "strict": True}}
+        for name in ["ollama_chat/smollm2", "ollama/smollm2"]:
+            with self.subTest(name):
+                answer = self.call(**{**common, "model": name}, response_format=schema, max_tokens=100)
+                server.check_weather(json.loads(answer.choices[0].message.content))
+        answer = litellm.embedding(model="ollama/smollm2", input=server.TEXTS, api_base=server.default())
+        server.check_embeddings([item["embedding"] for item in answer.data])
+
     def test_anthropic_messages(self):
         import asyncio
 
@@ -165,6 +180,22 @@ class Llm(unittest.TestCase):
                 llm(*stream, *tools, server.CALL_PROMPT, may_fail=True)
                 self.assertIn("weather({'city': 'Bern', 'unit': 'celsius'})", self.log)
                 self.assertIn("12 degrees celsius in Bern", self.log)
+
+    def test_endpoint(self):
+        """An address alone, without a configured model."""
+        address = server.default() + "/v1"
+
+        def llm(*arguments):
+            with tempfile.TemporaryDirectory() as home:
+                environment = {**os.environ, "LLM_USER_PATH": home, "OPENAI_API_KEY": "none"}
+                command = [sys.executable, "-m", "llm", "openai", "endpoint", address, *arguments]
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done.stdout
+
+        self.assertEqual(llm("--models").split(), ["smollm2"])
+        for more in [[], ["--responses"], ["--no-stream"]]:
+            self.assertIn("Paris", llm("-m", "smollm2", "-o", "temperature", "0", *more, server.QUESTION[0]["content"]))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use tokio::sync::watch;
+
 use crate::field_log::FieldLog;
 use crate::operation::auth::Keys;
 use crate::operation::hosts::Hosts;
@@ -72,7 +74,7 @@ pub struct App {
     started: Instant,
     /// Whether the first model is still being loaded.
     starting: AtomicBool,
-    stopping: AtomicBool,
+    stopping: watch::Sender<bool>,
 }
 
 impl App {
@@ -96,7 +98,7 @@ impl App {
             field_log: None,
             started: Instant::now(),
             starting: AtomicBool::new(false),
-            stopping: AtomicBool::new(false),
+            stopping: watch::Sender::new(false),
         }
     }
 
@@ -225,11 +227,17 @@ impl App {
 
     /// Whether the server is about to stop, and takes no more requests.
     pub fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Acquire)
+        *self.stopping.borrow()
     }
 
     /// From now on, the server is not ready.
     pub fn stop(&self) {
-        self.stopping.store(true, Ordering::Release);
+        self.stopping.send_replace(true);
+    }
+
+    /// Waits until the server is about to stop.
+    pub(crate) async fn stopped(&self) {
+        // Who could tell is here.
+        let _ = self.stopping.subscribe().wait_for(|stopping| *stopping).await;
     }
 }

@@ -54,6 +54,7 @@ struct Texts<'s> {
     client: u64,
     usage: &'s CallerUse,
     pooling: Pooling,
+    keeps_length: bool,
     sender: UnboundedSender<(usize, Note)>,
     notes: UnboundedReceiver<(usize, Note)>,
     /// Those that have not ended, by number. They have an id once they were accepted.
@@ -74,7 +75,8 @@ impl ServedModel {
         let tokens = texts.iter().map(Vec::len).sum();
         let vectors = match (self.encoder_service(), task) {
             (Some(encoder), _) => encoder.compute(task, texts, usage).await,
-            (None, EmbeddingTask::Embed) => embed_beside(self, &texts, client, &usage).await,
+            (None, EmbeddingTask::Embed) => embed_beside(self, &texts, client, &usage, false).await,
+            (None, EmbeddingTask::EmbedUnscaled) => embed_beside(self, &texts, client, &usage, true).await,
             (None, EmbeddingTask::Rank) => Err(quadriga_llm::Error::NoClassificationHead.into()),
         }?;
         self.metrics.note_embedded(tokens);
@@ -82,12 +84,13 @@ impl ServedModel {
     }
 }
 
-/// The vectors of texts, computed beside answers.
+/// The vectors of texts, computed beside answers. `keeps_length`: they are not divided by their length.
 async fn embed_beside(
     served: &ServedModel,
     texts: &[Vec<u32>],
     client: u64,
     usage: &CallerUse,
+    keeps_length: bool,
 ) -> Result<Vec<Vec<f32>>, ApiError> {
     let (sender, notes) = unbounded_channel();
     let mut own = Texts {
@@ -96,6 +99,7 @@ async fn embed_beside(
         client,
         usage,
         pooling: served.pooling(),
+        keeps_length,
         sender,
         notes,
         running: HashMap::new(),
@@ -137,6 +141,7 @@ impl Texts<'_> {
         let (events, reply) = (TextSink { number, notes: self.sender.clone() }, self.sender.clone());
         let request = Request {
             embedding: Some(self.pooling),
+            keeps_length: self.keeps_length,
             client: self.client,
             progress: true,
             ..Request::new(text)

@@ -24,8 +24,10 @@ pub type EmbedderLoader = Box<dyn FnOnce() -> Result<Embedder, quadriga_llm::Err
 /// What is computed of texts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EmbeddingTask {
-    /// A vector for each text.
+    /// A vector for each text, of length 1.
     Embed,
+    /// A vector for each text, as long as it is.
+    EmbedUnscaled,
     /// How well a document answers a query, for each pair of them.
     Rank,
 }
@@ -170,6 +172,7 @@ fn serve(
 fn compute(embedder: &mut Embedder, task: EmbeddingTask, texts: &[Vec<u32>]) -> Embedded {
     Ok(match task {
         EmbeddingTask::Embed => embedder.embed_batch(texts)?,
+        EmbeddingTask::EmbedUnscaled => embedder.embed_batch_with(texts, false)?,
         EmbeddingTask::Rank => embedder.rank_batch(texts)?.into_iter().map(|score| vec![score]).collect(),
     })
 }

@@ -82,12 +82,12 @@ impl ServedModel {
     /// The tokens of a prompt, rendered and tokenized as [`generate`](Self::generate) does, without any generation.
     pub async fn tokens(self: &Arc<Self>, generation: Generation) -> Result<Vec<u32>, ApiError> {
         let (served, bytes) = (Arc::clone(self), generation.prompt.bytes());
-        self.counting(bytes, move || prompt::tokens(&served, &generation)).await?
+        self.counting(bytes, move || prompt::tokens(&served, generation)).await?
     }
 
     /// The text of a conversation as the model's chat template renders it.
     pub async fn rendered(self: &Arc<Self>, generation: Generation) -> Result<String, ApiError> {
         let (served, bytes) = (Arc::clone(self), generation.prompt.bytes());
-        self.tokenizing(bytes, move || prompt::text(&served, &generation)).await?
+        self.tokenizing(bytes, move || prompt::text(&served, generation)).await?
     }
 }

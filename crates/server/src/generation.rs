@@ -101,10 +101,13 @@ pub enum PromptSide {
     End,
 }
 
+/// Reasoning of any length, also where the server was started with a budget.
+pub const NO_BUDGET: usize = usize::MAX;
+
 /// How much a model is to reason before it answers.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum ReasoningEffort {
-    /// As the template does by default.
+    /// As the server was started, or else as the template does by default.
     #[default]
     Default,
     /// Not at all, if the template can ask for that.
@@ -153,7 +156,7 @@ pub struct Generation {
     pub tool_choice: ToolChoice,
     /// Whether an answer may call several tools.
     pub parallel_tool_calls: bool,
-    /// The most tokens of reasoning.
+    /// The most tokens of reasoning, [`NO_BUDGET`] for any number; as the server was started if `None`.
     pub reasoning_budget: Option<usize>,
     /// Where the reasoning is in the answer; as the server's flag says if `None`.
     pub reasoning_output: Option<ReasoningOutput>,

@@ -39,7 +39,8 @@ impl MemoryKeeper {
         if app.memory_release().is_none() {
             return;
         }
-        if app.requests().active() > 0 || app.is_starting() {
+        // Those who follow what becomes of models need none.
+        if app.requests().active() > app.models().subscribers() || app.is_starting() {
             return self.note_requests(Instant::now());
         }
         let Some(bytes) = anonymous_bytes() else { return };

@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 
 use crate::embedding::{EmbedderLoader, EmbeddingService};
 use crate::error::{ApiError, ErrorKind};
+use crate::generation::ReasoningEffort;
 use crate::operation::metrics::ModelMetrics;
 use crate::reasoning_output::ReasoningOutput;
 use crate::slot_table::{AnswerSlot, SlotTable};
@@ -41,6 +42,8 @@ pub struct ServedModel {
     pub pooling: Option<Pooling>,
     /// Where the reasoning of answers is, for requests that do not say.
     pub reasoning_output: ReasoningOutput,
+    /// How much it is to reason, for requests that do not say. The most tokens of that are in `defaults`.
+    pub reasoning: ReasoningEffort,
     /// When it was loaded, in seconds since 1970.
     pub created: u64,
     /// Drawings of the plan of its largest step: as SVG, and as a page.
@@ -231,6 +234,7 @@ impl ServedModel {
             seed: None,
             pooling: None,
             reasoning_output: ReasoningOutput::default(),
+            reasoning: ReasoningEffort::default(),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
             pictures,
             device_bytes: 0,
@@ -286,6 +290,13 @@ impl ServedModel {
     #[must_use]
     pub fn with_reasoning_output(mut self, output: ReasoningOutput) -> ServedModel {
         self.reasoning_output = output;
+        self
+    }
+
+    /// With another effort of reasoning for requests that do not say.
+    #[must_use]
+    pub fn with_reasoning(mut self, effort: ReasoningEffort) -> ServedModel {
+        self.reasoning = effort;
         self
     }
 

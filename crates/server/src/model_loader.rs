@@ -51,6 +51,11 @@ pub trait ModelLoader: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Whether models may be added while the server runs, as to a folder.
+    fn finds_models(&self) -> bool {
+        false
+    }
+
     /// A device was lost: those that the next model uses are opened anew.
     fn device_lost(&self) {}
 }

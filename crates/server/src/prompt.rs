@@ -13,6 +13,7 @@ use crate::error::ApiError;
 use crate::generation::{ChatPrompt, Generation, Prompt, PromptPart, PromptSide, ReasoningEffort};
 use crate::hooks;
 use crate::model::ServedModel;
+use crate::reasoning_default;
 use crate::reasoning_output::{ReasoningOutput, ReasoningPlace};
 
 /// The most answers of one request.
@@ -32,7 +33,7 @@ pub(crate) struct Prepared {
 }
 
 /// The most bytes of what each answer has a copy of, for all answers of a request together: stop strings, logit biases, forms.
-const MAX_COPIES: usize = 16 << 20;
+pub(crate) const MAX_COPIES: usize = 16 << 20;
 
 /// Refuses more answers than can run and wait together, before anything is made for each of them.
 pub(crate) fn check_answers(served: &ServedModel, generations: &[Generation]) -> Result<(), ApiError> {
@@ -94,6 +95,7 @@ pub(crate) fn rendered(served: &ServedModel, mut generation: Generation) -> Resu
     if let (Constraint::None, Some(grammar)) = (&generation.constraint, &served.defaults.grammar) {
         (generation.constraint, generation.constraint_field) = (grammar.into(), None);
     }
+    reasoning_default::fill_in(served, &mut generation);
     generation.sampling.check()?;
     if generation.choices == 0 || generation.choices > MAX_CHOICES {
         return Err(ApiError::field("n", format!("must be from 1 to {MAX_CHOICES}")));
@@ -218,8 +220,9 @@ fn check_bias(served: &ServedModel, generation: &Generation) -> Result<(), ApiEr
 }
 
 /// The tokens of a prompt.
-pub(crate) fn tokens(served: &ServedModel, generation: &Generation) -> Result<Vec<u32>, ApiError> {
-    Ok(render(served, generation)?.prompt)
+pub(crate) fn tokens(served: &ServedModel, mut generation: Generation) -> Result<Vec<u32>, ApiError> {
+    reasoning_default::fill_in(served, &mut generation);
+    Ok(render(served, &generation)?.prompt)
 }
 
 /// A request with the prompt and with what tells reasoning in its answer from the rest.
@@ -268,12 +271,13 @@ fn mixed(served: &ServedModel, parts: &[PromptPart], begins: bool) -> Result<Vec
 }
 
 /// The text of a conversation, rendered with the model's chat template.
-pub(crate) fn text(served: &ServedModel, generation: &Generation) -> Result<String, ApiError> {
+pub(crate) fn text(served: &ServedModel, mut generation: Generation) -> Result<String, ApiError> {
+    reasoning_default::fill_in(served, &mut generation);
     let Prompt::Chat(chat) = &generation.prompt else { return Ok(String::new()) };
     let Some(template) = served.model.template() else {
         return Err(ApiError::invalid("the model has no chat template"));
     };
-    let options = options(served, chat, hooks::uses_tools(generation));
+    let options = options(served, chat, hooks::uses_tools(&generation));
     let (last, before) = match chat.messages.split_last().filter(|_| chat.continues) {
         Some((last, before)) => (last.content.as_str(), before),
         None => ("", chat.messages.as_slice()),

@@ -1,6 +1,6 @@
 //! The models of a server: those that are loaded, and those that can be.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -8,31 +8,12 @@ use tokio::sync::watch;
 
 use crate::error::{ApiError, ErrorKind};
 use crate::model::ServedModel;
+use crate::model_changes::{ModelChange, ModelChanges, Subscription};
 use crate::model_loader::{LoadError, ModelEntry, ModelLoader};
 use crate::observed::ObservedModel;
 use crate::operation::metrics::ModelMetrics;
 
-/// What a model is doing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ModelState {
-    /// It is in no memory.
-    Unloaded,
-    /// It is being loaded.
-    Loading,
-    /// It answers requests.
-    Loaded,
-}
-
-impl ModelState {
-    /// The name that llama-server gives it.
-    pub fn name(self) -> &'static str {
-        match self {
-            ModelState::Unloaded => "unloaded",
-            ModelState::Loading => "loading",
-            ModelState::Loaded => "loaded",
-        }
-    }
-}
+pub use crate::model_changes::ModelState;
 
 /// A model of a server, loaded or not.
 #[derive(Clone)]
@@ -129,6 +110,8 @@ pub struct ModelRegistry {
     metrics: Arc<Mutex<BTreeMap<String, Arc<ModelMetrics>>>>,
     /// One model is loaded at a time: each plan must see the memory that the one before it took.
     turn: Arc<tokio::sync::Mutex<()>>,
+    /// What becomes of models, for those who follow it. It is told under the lock of the slots, so that its order is theirs.
+    changes: ModelChanges,
 }
 
 impl ModelRegistry {
@@ -151,8 +134,28 @@ impl ModelRegistry {
         if let Slot::Loaded { served, .. } = &slot {
             let name = served.name.clone();
             self.note_used(served);
-            self.lock().insert(name, slot);
+            let mut slots = self.lock();
+            self.changes.tell(ModelChange::new(&name, ModelState::Loaded));
+            slots.insert(name, slot);
         }
+    }
+
+    /// Whether there are several models, or may be.
+    pub fn is_router(&self) -> bool {
+        let grows = self.loader.as_ref().is_some_and(|loader| loader.finds_models());
+        let names = || self.known().into_values().collect::<BTreeSet<String>>();
+        grows || names().len() > 1
+    }
+
+    /// Follows what becomes of the models from now on. `None` if too many do.
+    pub(crate) fn subscribe(&self) -> Option<Subscription> {
+        let _slots = self.lock();
+        self.changes.subscribe()
+    }
+
+    /// How many follow what becomes of the models.
+    pub(crate) fn subscribers(&self) -> usize {
+        self.changes.subscribers()
     }
 
     /// The models that are loaded.
@@ -340,6 +343,7 @@ impl ModelRegistry {
     fn begin(&self, name: &str, slots: &mut BTreeMap<String, Slot>) -> watch::Receiver<Option<LoadResult>> {
         let (report, attempt) = watch::channel(None);
         let before = slots.insert(name.to_owned(), Slot::Loading { attempt: attempt.clone(), unload: false });
+        self.changes.tell(ModelChange::new(name, ModelState::Loading));
         let (registry, name) = (self.clone(), name.to_owned());
         tokio::spawn(async move {
             let _turn = registry.turn.lock().await;
@@ -356,6 +360,8 @@ impl ModelRegistry {
             });
             let result = registry.note(&name, result);
             report.send_replace(Some(result));
+            // Before another load, which may need the memory of this one.
+            drop(report);
         });
         attempt
     }
@@ -371,14 +377,17 @@ impl ModelRegistry {
                 self.note_used(&served);
                 if matches!(slots.get(name), Some(Slot::Loading { unload: true, .. })) {
                     slots.remove(name);
-                    tracing::info!(model = name, "unloaded");
+                    self.note_unloaded(name);
                     return Ok(served);
                 }
+                self.changes.tell(ModelChange::new(name, ModelState::Loaded));
                 slots.insert(name.to_owned(), Slot::Loaded { served: Arc::clone(&served), keep_alive });
                 Ok(served)
             }
             Err(error) => {
                 tracing::debug!(model = name, error = error.message, "not loaded");
+                self.changes
+                    .tell(ModelChange { failed: true, ..ModelChange::new(name, ModelState::Unloaded) });
                 slots.insert(name.to_owned(), Slot::Failed(error.message.clone()));
                 Err(error)
             }
@@ -473,10 +482,10 @@ impl ModelRegistry {
                 slot.served().filter(|served| ObservedModel::is_idle(served)).map(|served| (name, served))
             });
             let oldest = idle.min_by_key(|(_, served)| served.last_used()).map(|(name, _)| name.clone());
-            oldest.and_then(|name| slots.remove_entry(&name))
+            let removed = oldest.and_then(|name| slots.remove_entry(&name));
+            removed.inspect(|(name, _)| self.note_unloaded(name))
         };
         let (name, slot) = model?;
-        slot.log_unload();
         match slot {
             Slot::Loaded { served, keep_alive } => {
                 // The next model needs its memory.
@@ -506,12 +515,17 @@ impl ModelRegistry {
         }
         if slots.get(&name).is_some_and(|slot| slot.served().is_some()) {
             let slot = slots.remove(&name);
+            self.note_unloaded(&name);
             drop(slots);
-            if let Some(slot) = slot {
-                slot.log_unload();
-            }
+            drop(slot);
         }
         Ok(())
+    }
+
+    /// Says that a model is not loaded any more. Its slot is locked.
+    fn note_unloaded(&self, name: &str) {
+        tracing::info!(model = name, "unloaded");
+        self.changes.tell(ModelChange::new(name, ModelState::Unloaded));
     }
 
     /// How long a loaded model is kept after its last request, from now on; `None`: for ever. With a time of 0 it is unloaded
@@ -548,7 +562,7 @@ impl ModelRegistry {
                     loader.device_lost();
                 }
                 if idle && (over || (can_load && lost)) {
-                    tracing::info!(model = name, "unloaded");
+                    self.note_unloaded(name);
                     gone.push(Arc::clone(served));
                     return false;
                 }
@@ -641,12 +655,6 @@ impl Slot {
         match self {
             Slot::Loaded { served, .. } => Some(served),
             Slot::Loading { .. } | Slot::Failed(_) => None,
-        }
-    }
-
-    fn log_unload(&self) {
-        if let Some(served) = self.served() {
-            tracing::info!(model = served.name, "unloaded");
         }
     }
 }

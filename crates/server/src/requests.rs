@@ -78,7 +78,7 @@ pub fn prompts(path: &str, body: &JsonBody, served: &Arc<ServedModel>) -> Result
         "/detokenize" => Ok(vec![llama_server::tokens::listed(fields, served)?]),
         _ => {
             let generations = parse(path, body, served)?;
-            generations.iter().map(|generation| prompt::tokens(served, generation)).collect()
+            generations.into_iter().map(|generation| prompt::tokens(served, generation)).collect()
         }
     }
 }

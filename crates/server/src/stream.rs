@@ -66,6 +66,11 @@ impl StreamBuffer {
         self.text
     }
 
+    /// What is sent.
+    pub(crate) fn into_bytes(self) -> Bytes {
+        self.text.into()
+    }
+
     /// An event with JSON for data; a line without server-sent events.
     pub fn json(&mut self, value: &impl Serialize) {
         self.push(None, &serde_json::to_string(value).unwrap_or_default());
@@ -136,7 +141,14 @@ pub fn respond(
         begun: false,
         ended: false,
     };
-    let mut response = Response::new(Body::new(ChunkBody(Some(Box::pin(state.next())))));
+    let mut response = streamed(state, format, probe);
+    response.extensions_mut().insert(failure);
+    response
+}
+
+/// An answer of chunks. The probe asks for one at once.
+pub(crate) fn streamed(chunks: impl Chunks, format: StreamFormat, probe: StreamProbe) -> Response {
+    let mut response = Response::new(Body::new(ChunkBody(Some(Box::pin(chunks.next())))));
     let headers = response.headers_mut();
     let content = match format {
         StreamFormat::Events => "text/event-stream",
@@ -145,9 +157,14 @@ pub fn respond(
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response.extensions_mut().insert(failure);
     response.extensions_mut().insert(probe);
     response
+}
+
+/// Chunks that are made one after another.
+pub(crate) trait Chunks: Sized + Send + 'static {
+    /// The next chunk, and what makes those after it; `None` at the end.
+    fn next(self) -> impl Future<Output = Option<(Bytes, Self)>> + Send;
 }
 
 struct StreamState {
@@ -161,8 +178,7 @@ struct StreamState {
     ended: bool,
 }
 
-impl StreamState {
-    /// The next chunk, and the state after it; `None` at the end.
+impl Chunks for StreamState {
     async fn next(mut self) -> Option<(Bytes, StreamState)> {
         let mut out = StreamBuffer::new(self.format);
         if !self.begun {
@@ -184,9 +200,11 @@ impl StreamState {
                 self.take(Some(event), &mut out);
             }
         }
-        Some((out.text.into(), self))
+        Some((out.into_bytes(), self))
     }
+}
 
+impl StreamState {
     fn take(&mut self, event: Option<GenerationEvent>, out: &mut StreamBuffer) {
         match event {
             Some(event) => {
@@ -205,12 +223,12 @@ impl StreamState {
     }
 }
 
-type NextChunk = Pin<Box<dyn Future<Output = Option<(Bytes, StreamState)>> + Send>>;
+type NextChunk<C> = Pin<Box<dyn Future<Output = Option<(Bytes, C)>> + Send>>;
 
-/// A body of chunks that are made one after another. It is all that holds the generation: there is no task behind it.
-struct ChunkBody(Option<NextChunk>);
+/// A body of chunks. It is all that holds what makes them: there is no task behind it.
+struct ChunkBody<C>(Option<NextChunk<C>>);
 
-impl http_body::Body for ChunkBody {
+impl<C: Chunks> http_body::Body for ChunkBody<C> {
     type Data = Bytes;
     type Error = Infallible;
 

@@ -57,6 +57,24 @@ fn every_form_has_the_same_vector() {
 }
 
 #[test]
+fn vectors_can_be_had_as_they_are() {
+    let server = TestServer::start();
+    let ask = |norm: i64| {
+        let body = json!({ "content": ["hello", "the end"], "embd_normalize": norm });
+        let vectors = server.post("/embedding", &body).ok();
+        [0, 1].map(|index| numbers(&vectors[index]["embedding"][0]))
+    };
+    for (own, scaled) in ask(-1).iter().zip(ask(2)) {
+        let length = own.iter().map(|value| value * value).sum::<f32>().sqrt();
+        assert!(length > 0.0 && (length - 1.0).abs() > 0.01, "{length}");
+        let close = own.iter().zip(&scaled).all(|(own, scaled)| (own / length - scaled).abs() < 1e-5);
+        assert!(close, "{own:?} {scaled:?}");
+    }
+    let refused = server.post("/embedding", &json!({ "content": "x", "embd_normalize": -2 }));
+    assert!(refused.status == 400 && refused.text().contains("embd_normalize"), "{}", refused.text());
+}
+
+#[test]
 fn long_texts_are_not_cut_unasked() {
     let server = TestServer::start();
     let text = "x".repeat(CONTEXT + 1);

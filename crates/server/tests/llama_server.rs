@@ -17,9 +17,14 @@ fn chunks(server: &TestServer, body: &Value) -> Vec<Value> {
     answer.events().iter().map(|(_, data)| serde_json::from_str(data).unwrap()).collect()
 }
 
+/// Clients take a server whose models have a status for one of several, and follow what becomes of them.
 #[test]
-fn streams_of_models_are_not_taken_for_a_model() {
+fn one_model_has_no_status() {
     let server = TestServer::start();
+    for entry in [server.get("/v1/models").ok()["data"][0].clone(), server.get("/models/small").ok()] {
+        assert_eq!((&entry["id"], entry["meta"]["n_ctx"].as_u64()), (&json!("small"), Some(CONTEXT as u64)));
+        assert!(entry.get("status").is_none() && entry.get("architecture").is_none(), "{entry}");
+    }
     assert_eq!(server.get("/models/sse").status, 501);
     assert_eq!(server.get("/v1/models/none").status, 404);
 }
@@ -147,8 +152,25 @@ fn options_of_the_answer_are_honoured() {
         .post("/completion", &with(body(), json!({ "mirostat": 0, "dynatemp_range": 0, "id_slot": -1 })))
         .ok();
     let off = json!({ "parse_tool_calls": true, "min_keep": 1, "reasoning_budget_message": "", "generation_prompt": "",
-        "grammar_triggers": [], "preserved_tokens": [], "n_keep": -1, "n_discard": 0 });
-    server.post("/completion", &with(body(), off)).ok();
+        "grammar_triggers": [], "preserved_tokens": [], "n_keep": -1, "n_discard": 0, "mirostat": 0,
+        "mirostat_tau": 5.0, "mirostat_eta": 0.1, "dynatemp_range": 0.0, "dynatemp_exponent": 1.0,
+        "post_sampling_probs": false, "adaptive_target": -1.0, "adaptive_decay": 0.9, "grammar_lazy": false,
+        "grammar": "", "lora": [], "stop": [], "logit_bias": [], "n_probs": 0, "response_fields": [],
+        "dry_multiplier": 0.0, "xtc_probability": 0.0, "top_n_sigma": -1.0, "typical_p": 1.0, "n_indent": 0,
+        "t_max_predict_ms": 0, "t_max_prompt_ms": -1, "id_slot": -1, "backend_sampling": false, "seed": 1,
+        "reasoning_budget_tokens": -1, "reasoning_format": "none", "timings_per_token": false });
+    let neutral = server.post("/completion", &with(body(), off.clone())).ok();
+    assert_eq!(neutral["content"], whole);
+    let chat = json!({ "messages": [{ "role": "user", "content": "hi" }], "max_tokens": 2 });
+    let response = json!({ "input": "hi", "max_output_tokens": 2 });
+    for (path, body) in
+        [("/v1/chat/completions", chat), ("/v1/completions", body()), ("/v1/responses", response)]
+    {
+        server.post(path, &with(off.clone(), body)).ok();
+    }
+    // What the server says of itself can be sent back.
+    let properties = server.get("/props").ok()["default_generation_settings"]["params"].clone();
+    server.post("/completion", &with(properties, body())).ok();
 }
 
 #[test]
@@ -369,6 +391,8 @@ fn gaps_are_filled_by_models_that_can() {
     let refused = server.post("/infill", &body);
     assert_eq!(refused.status, 501, "{}", refused.text());
     assert_eq!(refused.json()["error"]["type"], "not_supported_error");
+    let refused = server.post("/v1/completions", &json!({ "prompt": "the ", "suffix": " the" }));
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("suffix")));
     let server = Setup { model: model::with_fill_tokens(), ..Setup::default() }.start();
     let filled = server.post("/infill", &body).ok();
     assert_eq!(filled["prompt"], "<|fim_prefix|>the <|fim_suffix|> the<|fim_middle|>");
@@ -384,6 +408,26 @@ fn gaps_are_filled_by_models_that_can() {
     // Ollama has the same with `suffix`.
     let generate = json!({ "prompt": "the ", "suffix": " the", "stream": false, "options": { "num_predict": 4, "seed": 1, "ignore_eos": true } });
     assert_eq!(server.post("/api/generate", &generate).ok()["response"], filled["content"]);
+    // And so have completions, for each of their prompts.
+    let more = json!({ "max_tokens": 4, "seed": 1, "ignore_eos": true, "return_token_ids": true });
+    let complete = |own: Value| server.post("/v1/completions", &with(more.clone(), own));
+    let several = complete(json!({ "prompt": ["the ", "x"], "suffix": " the" })).ok()["choices"].clone();
+    for (choice, prompt) in several.as_array().unwrap().iter().zip(["the ", "x"]) {
+        let generate = with(generate.clone(), json!({ "prompt": prompt }));
+        let context = server.post("/api/generate", &generate).ok()["context"].clone();
+        let tokens =
+            [&choice["prompt_token_ids"], &choice["token_ids"]].map(|part| part.as_array().unwrap().clone());
+        assert_eq!(context, json!(tokens.concat()));
+    }
+    assert_eq!(several[0]["text"], filled["content"]);
+    let plain = complete(json!({ "prompt": "the ", "suffix": "" })).ok()["choices"][0].clone();
+    assert_eq!(plain["prompt_token_ids"].as_array().unwrap().len(), 2);
+    for wrong in [json!({ "prompt": [5, 6] }), json!({ "prompt": "x", "echo": true })] {
+        let refused = complete(with(wrong, json!({ "suffix": "y" })));
+        assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("suffix")));
+    }
+    let long = complete(json!({ "prompt": "x", "suffix": "y".repeat(8 * CONTEXT) }));
+    assert_eq!((long.status, &long.json()["error"]["code"]), (400, &json!("context_length_exceeded")));
     assert!(
         server.post("/api/show", &json!({ "model": "small" })).ok()["capabilities"]
             .to_string()

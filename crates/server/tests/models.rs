@@ -8,7 +8,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use crate::common::gate::Gate;
-use crate::common::{Setup, TestServer, Value, hello, json, with};
+use crate::common::{Setup, Stream, TestServer, Value, hello, json, with};
 use quadriga_llm::placement::{Devices, GpuLayers, Placement};
 use quadriga_llm::serving::{Batcher, BatcherOptions};
 use quadriga_llm::{EngineOptions, GeneratorOptions};
@@ -89,6 +89,10 @@ struct Several {
 
 /// A server whose device has room for so many models.
 fn several(room: f64, policy: ModelPolicy) -> Several {
+    several_with(room, policy, Limits::default())
+}
+
+fn several_with(room: f64, policy: ModelPolicy, limits: Limits) -> Several {
     let start = |capacity: u64| {
         let sim = Sim::new("sim:0").capacity(capacity).device();
         let cpu = Arc::new(quadriga_cpu::Backend::builder().threads(1).build().unwrap());
@@ -104,7 +108,7 @@ fn several(room: f64, policy: ModelPolicy) -> Several {
     assert!(bytes > 0);
     drop(one);
     let (sim, loads, loader) = start((bytes as f64 * room) as u64);
-    let app = App::new(ModelRegistry::loading(loader, policy), Keys::default(), Limits::default());
+    let app = App::new(ModelRegistry::loading(loader, policy), Keys::default(), limits);
     Several { server: TestServer::of(app), sim, loads }
 }
 
@@ -154,12 +158,87 @@ fn models_are_loaded_when_they_are_named() {
     let unloaded = ["broken", "damaged", "large"].map(|name| (name, "unloaded"));
     assert_eq!(states[..2], [("alpha", "loaded"), ("beta", "loaded")]);
     assert_eq!(states[2..], unloaded);
+    let text = json!({ "input_modalities": ["text"], "output_modalities": ["text"] });
+    for model in list["data"].as_array().unwrap() {
+        assert_eq!(
+            (
+                &model["architecture"],
+                &server.get(&format!("/v1/models/{}", model["id"].as_str().unwrap())).ok()
+            ),
+            (&text, model)
+        );
+    }
     let status = server.get("/status").ok();
     assert_eq!(status["unloaded"][0]["model"], "broken");
     // Metrics of both are in one text, each name described once.
     let metrics = server.get("/metrics").text();
     assert_eq!(metrics.matches("# TYPE vllm:num_requests_running gauge").count(), 1);
     assert_eq!(metrics.matches("vllm:num_requests_running{").count(), 2);
+}
+
+/// The next event of a stream of models; comments are left out.
+fn model_event(stream: &mut Stream) -> Option<Value> {
+    loop {
+        let chunk = String::from_utf8(stream.chunk()?).unwrap();
+        match chunk.strip_prefix("data: ") {
+            Some(data) => return Some(serde_json::from_str(data).unwrap()),
+            None => assert_eq!(chunk, ": ping\n\n"),
+        }
+    }
+}
+
+fn status_change(name: &str, data: Value) -> Value {
+    json!({ "model": name, "event": "status_change", "data": data })
+}
+
+/// As editors follow which models are loaded.
+#[test]
+fn changes_of_models_are_streamed() {
+    let limits = Limits { ping: Duration::from_millis(1), ..Limits::default() };
+    let mut several = several_with(1.5, ModelPolicy { most: 1, ..ModelPolicy::default() }, limits);
+    let server = &several.server;
+    let follow = || server.client().send("GET", "/models/sse", b"");
+    let mut first = follow();
+    let content = first.headers.iter().find(|(name, _)| name == "content-type").unwrap();
+    assert_eq!((first.status, content.1.as_str()), (200, "text/event-stream"));
+    let load = |name: &str| server.post("/models/load", &json!({ "model": name }));
+    load("alpha").ok();
+    let mut second = follow();
+    server.post("/models/unload", &json!({ "model": "alpha" })).ok();
+    while several.sim.used_bytes() > 0 {}
+    // The only one that may be loaded makes room.
+    load("alpha").ok();
+    load("beta").ok();
+    assert_eq!(load("damaged").status, 500);
+    let loading = || json!({ "status": "loading" });
+    let loaded = || json!({ "status": "loaded" });
+    let unloaded = |code: i32| json!({ "status": "unloaded", "exit_code": code });
+    let changes = [
+        ("alpha", loading()),
+        ("alpha", loaded()),
+        ("alpha", unloaded(0)),
+        ("alpha", loading()),
+        ("alpha", loaded()),
+        ("beta", loading()),
+        ("alpha", unloaded(0)),
+        ("beta", loaded()),
+        ("damaged", loading()),
+    ];
+    for (number, (name, data)) in changes.into_iter().enumerate() {
+        let wanted = Some(status_change(name, data));
+        assert_eq!(model_event(&mut first), wanted, "{number}");
+        if number > 1 {
+            assert_eq!(model_event(&mut second), wanted, "{number}");
+        }
+    }
+    // The model that made room in vain comes back.
+    while model_event(&mut first).unwrap() != status_change("damaged", unloaded(1)) {}
+    while model_event(&mut first).unwrap() != status_change("beta", loaded()) {}
+    assert_eq!(server.app.models().loaded().len(), 1);
+    // It ends with the server.
+    several.server.stop();
+    while model_event(&mut first).is_some() {}
+    several.server.join();
 }
 
 /// A file that cannot be loaded pushes no model out, and one that only fails later gives it its place back.

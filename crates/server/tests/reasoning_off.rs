@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use quadriga_llm::constraint::Grammar;
+use quadriga_server::generation::ReasoningEffort;
+use quadriga_server::{App, Keys, Limits, ModelRegistry};
 
 use crate::common::{Setup, TestServer, Value, hello, json, model, with};
 
@@ -103,6 +105,76 @@ fn reasoning_that_nobody_asked_for_is_told_apart_once_it_ends() {
         }
         assert_eq!(asked_ollama(&server).1, answer);
     }
+}
+
+/// The reasoning and the answer of each interface, without sampling.
+fn answers(server: &TestServer, effort: &Value) -> Vec<(String, String)> {
+    let user = json!([{ "role": "user", "content": "hello" }]);
+    let sampling = json!({ "temperature": 0, "ignore_eos": true });
+    let ask =
+        |path: &str, own: Value| server.post(path, &with(with(sampling.clone(), own), effort.clone())).ok();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let chat = ask(CHAT, json!({ "messages": user, "max_tokens": 40 }));
+    let chat = &chat["choices"][0]["message"];
+    let response = ask("/v1/responses", json!({ "input": user, "max_output_tokens": 40 }));
+    let of_items = |items: &Value, kind: &str, field: &str| -> String {
+        let items = items.as_array().unwrap().iter().filter(|item| item["type"] == kind);
+        items.map(|item| text(item.pointer(field).unwrap())).collect()
+    };
+    let items = &response["output"];
+    let message = ask("/v1/messages", json!({ "model": "small", "messages": user, "max_tokens": 40 }));
+    let blocks = &message["content"];
+    let options = json!({ "temperature": 0, "ignore_eos": true, "num_predict": 40 });
+    let ollama = json!({ "model": "small", "messages": user, "stream": false, "options": options });
+    let ollama = server.post("/api/chat", &ollama).ok()["message"].clone();
+    vec![
+        (text(&chat["reasoning_content"]), text(&chat["content"])),
+        (of_items(items, "reasoning", "/content/0/text"), of_items(items, "message", "/content/0/text")),
+        (of_items(blocks, "thinking", "/thinking"), of_items(blocks, "text", "/text")),
+        (text(&ollama["thinking"]), text(&ollama["content"])),
+    ]
+}
+
+/// A server that was started so answers all interfaces so, unless a request says otherwise.
+#[test]
+fn requests_that_say_nothing_reason_as_the_server_was_started() {
+    let started = |template: &str, effort: ReasoningEffort, budget: Option<usize>| {
+        let mut setup = Setup { model: model::with_template(template), ..Setup::default() };
+        setup.defaults.reasoning_budget = budget;
+        let served = setup.served().with_reasoning(effort);
+        TestServer::of(App::new(ModelRegistry::with(served), Keys::default(), Limits::default()))
+    };
+    let whole = answers(&started(OPENS, ReasoningEffort::Default, None), &json!({}));
+    assert!(whole.iter().all(|(reasoning, text)| reasoning.len() > 30 && text.is_empty()), "{whole:?}");
+    let limited = started(OPENS, ReasoningEffort::Default, Some(6));
+    let cut = answers(&limited, &json!({}));
+    let (reasoning, text) = &cut[0];
+    assert!(!text.is_empty() && reasoning.len() < whole[0].0.len(), "{cut:?}");
+    assert!(cut.iter().all(|answer| answer == &cut[0]), "{cut:?}");
+    // A request's own budget counts.
+    let own = |server: &TestServer, more: Value| answers(server, &more)[0].0.len();
+    assert_eq!(own(&limited, json!({ "reasoning_budget_tokens": -1 })), whole[0].0.len());
+    assert!(own(&limited, json!({ "reasoning_budget_tokens": 12 })) > reasoning.len());
+    assert_eq!(own(&limited, json!({ "reasoning_budget_tokens": 0 })), 0);
+    let off = started(OPENS, ReasoningEffort::Off, None);
+    let without = answers(&off, &json!({}));
+    assert!(without.iter().all(|(reasoning, text)| reasoning.is_empty() && !text.is_empty()), "{without:?}");
+    assert!(own(&off, json!({ "reasoning_effort": "high" })) > 30);
+    assert!((1..30).contains(&own(&off, json!({ "reasoning_budget_tokens": 12 }))));
+    // Variables of the template say it, too, and prompts that are only counted or shown have it.
+    let closes = started(CLOSES, ReasoningEffort::Off, None);
+    let prompt = |more: Value| {
+        let body = with(json!({ "messages": [{ "role": "user", "content": "hello" }] }), more);
+        let prompt = closes.post("/apply-template", &body).ok()["prompt"].as_str().unwrap().to_owned();
+        let tokens = closes.post("/tokenize", &json!({ "content": prompt })).ok()["tokens"].clone();
+        let counted = closes.post("/v1/chat/completions/input_tokens", &body).ok()["input_tokens"].clone();
+        assert_eq!(counted, tokens.as_array().unwrap().len(), "{prompt}");
+        prompt
+    };
+    assert!(prompt(json!({})).ends_with("</think>\n\n"));
+    let on = json!({ "chat_template_kwargs": { "enable_thinking": true } });
+    assert!(prompt(on).ends_with("<|start|>assistant "));
+    assert!(prompt(json!({ "reasoning_budget_tokens": 9 })).ends_with("<|start|>assistant "));
 }
 
 /// What is not switched off is told apart as before.

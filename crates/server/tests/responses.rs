@@ -69,6 +69,130 @@ fn events_add_up_to_the_response() {
     server.assert_idle();
 }
 
+/// A template with calls of tools, whose prompts end within reasoning.
+const CALLS: &str = "{% if tools %}<|start|>system {{ tools | tojson }}<|end|>{% endif %}\
+    {% for m in messages %}<|start|>{{ m.role }} {{ m.content }}{% for c in m.tool_calls or [] %}\n<tool_call>\n\
+    {\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|end|>{% endfor %}\
+    {% if add_generation_prompt %}<|start|>assistant <think>\n{% endif %}{# </think> #}";
+
+/// Every kind of item, one behind the other: each is opened, filled and closed before the next.
+#[test]
+fn items_are_streamed_one_after_another() {
+    let parts = [
+        "Hm, ",
+        "light.",
+        "\n</think>\n\n",
+        "I switch",
+        " it.",
+        "\n<tool_call>\n{\"name\": \"light\", \"arguments\": {\"on\":",
+        " true}}\n</tool_call>",
+        // The template has nothing between calls.
+        "<tool_call>\n{\"name\": \"light\", \"arguments\": {\"on\": false",
+        "}}\n</tool_call>",
+    ];
+    let mut setup = Setup { model: model::answering(CALLS, &parts), ..Setup::default() };
+    setup.batcher.engine.context = 2048;
+    let server = setup.start();
+    let schema =
+        json!({ "type": "object", "properties": { "on": { "type": "boolean" } }, "required": ["on"] });
+    let tool = json!({ "type": "function", "name": "light", "parameters": schema });
+    let body = json!({ "input": "x", "tools": [tool], "temperature": 0, "max_output_tokens": 100 });
+    let whole = server.post("/v1/responses", &body).ok();
+    let events = server.post("/v1/responses", &with(body, json!({ "stream": true }))).events();
+    let events: Vec<Value> = events.iter().map(|(_, data)| serde_json::from_str(data).unwrap()).collect();
+    let last = &events.last().unwrap()["response"];
+    let output = last["output"].as_array().unwrap();
+    let ids: Vec<&str> = output.iter().map(|item| item["id"].as_str().unwrap()).collect();
+    let mut seen: Vec<(&str, Value, Value, Value)> = Vec::new();
+    let mut sums = [""; 4].map(String::from);
+    for (number, event) in events.iter().enumerate() {
+        assert_eq!(event["sequence_number"], number);
+        let kind = event["type"].as_str().unwrap();
+        if let Some(delta) = event["delta"].as_str() {
+            sums[event["output_index"].as_u64().unwrap() as usize].push_str(delta);
+        }
+        let place =
+            (kind, event["output_index"].clone(), event["content_index"].clone(), event["item_id"].clone());
+        if !kind.ends_with(".delta") || seen.last() != Some(&place) {
+            seen.push(place);
+        }
+    }
+    let none = Value::Null;
+    let whole_item = |kind, index: usize| (kind, json!(index), none.clone(), none.clone());
+    let part = |kind, index: usize| (kind, json!(index), json!(0), json!(ids[index]));
+    let call = |kind, index: usize| (kind, json!(index), none.clone(), json!(ids[index]));
+    let response = |kind| (kind, none.clone(), none.clone(), none.clone());
+    let wanted = vec![
+        response("response.created"),
+        response("response.in_progress"),
+        whole_item("response.output_item.added", 0),
+        part("response.content_part.added", 0),
+        part("response.reasoning_text.delta", 0),
+        part("response.reasoning_text.done", 0),
+        part("response.content_part.done", 0),
+        whole_item("response.output_item.done", 0),
+        whole_item("response.output_item.added", 1),
+        part("response.content_part.added", 1),
+        part("response.output_text.delta", 1),
+        part("response.output_text.done", 1),
+        part("response.content_part.done", 1),
+        whole_item("response.output_item.done", 1),
+        whole_item("response.output_item.added", 2),
+        call("response.function_call_arguments.delta", 2),
+        call("response.function_call_arguments.done", 2),
+        whole_item("response.output_item.done", 2),
+        whole_item("response.output_item.added", 3),
+        call("response.function_call_arguments.delta", 3),
+        call("response.function_call_arguments.done", 3),
+        whole_item("response.output_item.done", 3),
+        response("response.completed"),
+    ];
+    assert_eq!(seen, wanted, "{events:#?}");
+    // What items are when they are closed, they are in the response, streamed or not.
+    let content =
+        |item: &Value| [&item["content"][0]["text"], &item["name"], &item["arguments"]].map(Value::clone);
+    for (index, item) in output.iter().enumerate() {
+        let of_item = |kind: &str| {
+            let mut found =
+                events.iter().filter(|event| event["output_index"] == index && event["type"] == kind);
+            let first = found.next().cloned();
+            assert!(found.next().is_none(), "{kind} of {index}");
+            first.unwrap_or_default()
+        };
+        let added = &of_item("response.output_item.added")["item"];
+        assert_eq!(
+            (&added["id"], &added["type"], &added["status"]),
+            (&item["id"], &item["type"], &json!("in_progress"))
+        );
+        assert_eq!(&of_item("response.output_item.done")["item"], item);
+        assert_eq!((&item["status"], content(item)), (&json!("completed"), content(&whole["output"][index])));
+        let text =
+            [&item["content"][0]["text"], &item["arguments"]].into_iter().find_map(Value::as_str).unwrap();
+        assert_eq!(sums[index], text);
+        let done = ["reasoning_text", "output_text", "function_call_arguments"]
+            .map(|kind| of_item(&format!("response.{kind}.done")));
+        let done = done.iter().find(|done| !done.is_null()).unwrap();
+        assert_eq!([&done["text"], &done["arguments"]].into_iter().find_map(Value::as_str), Some(text));
+        let closed = of_item("response.content_part.done");
+        assert_eq!(closed["part"], item["content"][0]);
+    }
+    let names: Vec<&str> = output.iter().map(|item| item["type"].as_str().unwrap()).collect();
+    assert_eq!(names, ["reasoning", "message", "function_call", "function_call"]);
+    assert_eq!((sums[0].trim_end(), sums[1].trim_end()), ("Hm, light.", "I switch it."));
+    let arguments = |index: usize| serde_json::from_str::<Value>(&sums[index]).unwrap();
+    assert_eq!((arguments(2), arguments(3)), (json!({ "on": true }), json!({ "on": false })));
+    let calls: Vec<&Value> = output.iter().filter_map(|item| item.get("call_id")).collect();
+    assert!(calls.len() == 2 && calls[0] != calls[1], "{output:?}");
+    // A response is complete at a time, and none before.
+    assert!(last["completed_at"].as_u64() >= last["created_at"].as_u64() && last["completed_at"].is_u64());
+    assert_eq!(
+        (&events[0]["response"]["completed_at"], &events[0]["response"]["output"]),
+        (&none, &json!([]))
+    );
+    // Tools come back with the fields that clients must find.
+    assert_eq!(last["tools"][0].get("strict"), Some(&none));
+}
+
 #[test]
 fn a_stop_string_completes_a_response() {
     let server = TestServer::start();

@@ -2,9 +2,10 @@
 
 use quadriga_llm::Model;
 use quadriga_llm::reasoning::ReasoningFormat;
+use quadriga_llm::template::ChatTemplate;
+use serde_json::{Map, Value};
 
 use super::{AnswerOptions, read_text};
-use crate::answer_printer::ReasoningOutput;
 use crate::failure::{Failure, Outcome};
 use crate::prepared_model::Prepared;
 
@@ -38,44 +39,68 @@ impl AnswerOptions {
     }
 
     /// The variables of the chat template. Says so if options for it have no effect.
-    pub(crate) fn template_variables(&self, model: &Model) -> serde_json::Map<String, serde_json::Value> {
-        let mut variables = serde_json::Map::new();
-        let wants_none = self.reasoning == ReasoningOutput::Off;
-        let Some(template) = model.template().filter(|_| !self.raw) else {
-            let reason = if self.raw { "--raw uses no chat template" } else { "there is no chat template" };
-            for (option, is_given) in [
-                ("--reasoning off", wants_none),
-                ("--chat-template-kwargs", !self.chat_template_kwargs.0.is_empty()),
-            ] {
-                if is_given {
-                    note!("quadriga: {option} has no effect: {reason}");
-                }
-            }
-            return variables;
+    pub(crate) fn template_variables(&self, model: &Model) -> Map<String, Value> {
+        let mut variables = match self.turns_reasoning_off() {
+            true => self.without_reasoning(model),
+            false => Map::new(),
         };
-        if wants_none {
-            variables = template.without_reasoning();
-            match template.reasoning() {
-                None => {
-                    note!("quadriga: --reasoning off has no effect: the chat template knows no reasoning")
-                }
-                Some(_) if variables.is_empty() => note!(
-                    "quadriga: --reasoning off has no effect: this chat template cannot turn reasoning off; --reasoning hide does not print it"
-                ),
-                Some(ReasoningFormat::Harmony) => {
-                    note!(
-                        "quadriga: this model always reasons; --reasoning off asks for as little as possible"
-                    );
-                }
-                Some(_) => {}
-            }
+        variables.extend(self.keyword_arguments(model));
+        variables
+    }
+
+    /// The template of prompts, or why there is none.
+    fn used_template<'m>(&self, model: &'m Model) -> Result<&'m ChatTemplate, &'static str> {
+        match model.template() {
+            _ if self.raw => Err("--raw uses no chat template"),
+            Some(template) => Ok(template),
+            None => Err("there is no chat template"),
         }
-        for name in self.chat_template_kwargs.0.keys().filter(|name| !template.reads(name)) {
+    }
+
+    /// The variables that ask for no reasoning.
+    fn without_reasoning(&self, model: &Model) -> Map<String, Value> {
+        let template = self.used_template(model).ok();
+        let variables = template.map(ChatTemplate::without_reasoning).unwrap_or_default();
+        match template.and_then(ChatTemplate::reasoning) {
+            Some(_) if variables.is_empty() => note!(
+                "quadriga: --reasoning off has no effect: this chat template cannot turn reasoning off; --reasoning hide does not print it"
+            ),
+            _ => self.explain_no_reasoning(model),
+        }
+        variables
+    }
+
+    /// Says what cannot be if there is to be no reasoning.
+    pub(crate) fn explain_no_reasoning(&self, model: &Model) {
+        match self.used_template(model).map(ChatTemplate::reasoning) {
+            Err(reason) => note!("quadriga: --reasoning off has no effect: {reason}"),
+            Ok(None) => {
+                note!("quadriga: --reasoning off has no effect: the chat template knows no reasoning")
+            }
+            Ok(Some(ReasoningFormat::Harmony)) => {
+                note!("quadriga: this model always reasons; --reasoning off asks for as little as possible");
+            }
+            Ok(Some(_)) => {}
+        }
+    }
+
+    /// The keyword arguments of the chat template.
+    pub(crate) fn keyword_arguments(&self, model: &Model) -> Map<String, Value> {
+        let given = &self.chat_template_kwargs.0;
+        let template = match self.used_template(model) {
+            Ok(template) => template,
+            Err(reason) => {
+                if !given.is_empty() {
+                    note!("quadriga: --chat-template-kwargs has no effect: {reason}");
+                }
+                return Map::new();
+            }
+        };
+        for name in given.keys().filter(|name| !template.reads(name)) {
             note!(
                 "quadriga: --chat-template-kwargs: {name:?} has no effect: the chat template does not read it"
             );
         }
-        variables.extend(self.chat_template_kwargs.0.clone());
-        variables
+        given.clone()
     }
 }

@@ -259,13 +259,17 @@ pub struct Constraint {
 impl Constraint {
     /// A hook for one answer.
     pub fn hook(&self) -> Box<dyn SamplingHook> {
+        Box::new(self.constraint_hook())
+    }
+
+    pub(super) fn constraint_hook(&self) -> ConstraintHook {
         let matcher = self.matcher.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
-        Box::new(ConstraintHook::new(MaskJob::new(matcher), Arc::clone(&self.workers)))
+        ConstraintHook::new(MaskJob::new(matcher), Arc::clone(&self.workers))
     }
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 mod tests {
     use serde_json::json;
 
@@ -303,6 +307,35 @@ mod tests {
         assert_eq!(engine.compiling(), (0, MAX_COMPILING as u64));
         engine.compile(&grammar).unwrap();
         assert_eq!(engine.compiling(), (0, MAX_COMPILING as u64 + 1));
+    }
+
+    /// The mask of the next token is computed as soon as the last one is known, and not only when the logits are there.
+    #[test]
+    fn a_token_that_was_accepted_begins_the_next_mask() {
+        let mut hook = engine().compile(&Grammar::Regex("abc".to_owned())).unwrap().constraint_hook();
+        let tokens = |text: &str| text.bytes().map(|byte| u32::from(byte - b' ')).collect::<Vec<u32>>();
+        let allowed = |hook: &ConstraintHook| -> Vec<u32> {
+            hook.job.with_mask(|mask| {
+                let words = mask.unwrap().as_slice().iter().zip((0..).step_by(32));
+                words
+                    .flat_map(|(word, first)| {
+                        (0..32).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)
+                    })
+                    .collect()
+            })
+        };
+        // What comes before the answer is no part of it.
+        hook.accepted(&tokens("xy"));
+        hook.apply(&tokens("xy"), &mut [0.0; 96]).unwrap();
+        assert_eq!(allowed(&hook), tokens("a"));
+        for (answer, next) in [("xya", "b"), ("xyab", "c")] {
+            hook.accepted(&tokens(answer));
+            assert_eq!(allowed(&hook), tokens(next), "{answer}");
+        }
+        let mut logits = [0.0; 96];
+        hook.apply(&tokens("xyab"), &mut logits).unwrap();
+        let left: Vec<u32> = (0..96).filter(|token| logits[*token as usize] == 0.0).collect();
+        assert_eq!(left, tokens("c"));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::sampling_hook::{HookError, SamplingHook};
 ///
 /// The answer begins after the tokens that the sampler has when the hook is first called: the prompt.
 pub(super) struct ConstraintHook {
-    job: Arc<MaskJob>,
+    pub(super) job: Arc<MaskJob>,
     workers: Arc<Workers>,
     /// Tokens of the prompt and the answer that the job knows of.
     seen: Option<usize>,

@@ -56,6 +56,8 @@ pub struct Request {
     pub prompt_logprobs: Option<usize>,
     /// The prompt is embedded, and nothing is generated: how the vectors of its tokens become one. [`Pooling::Rank`] is for encoders.
     pub embedding: Option<Pooling>,
+    /// Whether the embedding keeps its length, and is not divided by it.
+    pub keeps_length: bool,
     /// Whether each part of the prompt is reported when it is computed, as [`Event::Progress`].
     pub progress: bool,
     /// Prompts of requests of higher priority are started and computed first.
@@ -76,7 +78,7 @@ pub struct Request {
 
 impl Request {
     /// The last message of a conversation, rendered with the model's chat template. Sampling options, stop strings, the largest
-    /// number of tokens, grammar and all that concerns the template are those of `options`.
+    /// number of tokens, grammar, budget of reasoning and all that concerns the template are those of `options`.
     pub fn chat(model: &Model, options: &GeneratorOptions, messages: &[Message]) -> Result<Request> {
         Request::chat_with(model, options, messages, true)
     }
@@ -102,6 +104,9 @@ impl Request {
         };
         if let Some(grammar) = &options.grammar {
             request.constrain(model, grammar)?;
+        }
+        if let Some(budget) = options.reasoning_budget {
+            request.limit_reasoning(model, budget)?;
         }
         Ok(request)
     }
@@ -178,6 +183,7 @@ impl Request {
             logprobs: None,
             prompt_logprobs: None,
             embedding: None,
+            keeps_length: false,
             progress: false,
             priority: 0,
             client: 0,
@@ -232,7 +238,8 @@ pub enum Event {
     },
     /// The prompt was computed, and its embedding was asked for.
     Embedding {
-        /// The vector of the text, of length 1; with [`Pooling::None`] those of all tokens, one after another.
+        /// The vector of the text, of length 1 unless it [keeps its own](Request::keeps_length); with [`Pooling::None`] those of all
+        /// tokens, one after another.
         vector: Vec<f32>,
     },
     /// A token of the answer.

@@ -68,6 +68,8 @@ pub(super) struct Sequence {
     logprobs: Option<usize>,
     /// How the prompt is embedded, if it is, and the vectors of its tokens so far.
     embedding: Option<(Pooling, Vec<f32>)>,
+    /// Whether the embedding is not divided by its length.
+    keeps_length: bool,
     /// Those of the prompt so far, if they are wanted, and how many most probable tokens each has.
     prompt_logprobs: Option<(usize, Vec<TokenLogprobs>)>,
     /// Guesses at the tokens after the last one; computed in the same step.
@@ -155,6 +157,7 @@ impl Sequence {
             progress: request.progress,
             logprobs: request.logprobs,
             embedding: request.embedding.map(|pooling| (pooling, Vec::new())),
+            keeps_length: request.keeps_length,
             prompt_logprobs: request.prompt_logprobs.map(|top| (top, Vec::new())),
             draft: Vec::new(),
             lookup,
@@ -434,7 +437,8 @@ impl Sequence {
         if !complete {
             return Ok(Outcome::Running);
         }
-        let vector = pooled_embedding(vectors, engine.model().hyperparameters().width, *pooling)?;
+        let width = engine.model().hyperparameters().width;
+        let vector = pooled_embedding(vectors, width, *pooling, !self.keeps_length)?;
         events.push((self.id, Event::Embedding { vector }));
         Ok(self.end(Finish::Length, events))
     }

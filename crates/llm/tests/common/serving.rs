@@ -84,6 +84,7 @@ pub fn alone(model: &Model, specs: &[Spec], cache: DType) -> Vec<Answer> {
             max_tokens: Some(spec.max_tokens),
             stops: spec.stops.clone(),
             grammar: None,
+            reasoning_budget: None,
             hook: None,
         };
         generator.engine_mut().truncate(0, 0);

@@ -55,10 +55,66 @@ fn bytes_with(template: &str, control: &[&str]) -> Vec<u8> {
     written(Writer::new(), template, control)
 }
 
-fn written(mut writer: Writer<'_>, template: &str, control: &[&str]) -> Vec<u8> {
+/// The model whose answer to a prompt with a line break at its end is this text, a token for each part, none of which may come twice.
+pub fn answering(template: &str, parts: &[&str]) -> Model {
+    let mut tokens = letters();
+    let before = tokens.iter().position(|token| token == LINE_BREAK).unwrap();
+    let first = tokens.len();
+    tokens.extend(parts.iter().map(|part| part.replace(' ', "Ġ").replace('\n', LINE_BREAK)));
+    let end = tokens.iter().position(|token| token == "<|end|>").unwrap();
+    let chain: Vec<usize> = [before].into_iter().chain(first..tokens.len()).chain([end]).collect();
+    let mut rng = Rng::new(5);
+    let mut embedding = Vec::new();
+    // Only the vector of the token before is left, whose product is the largest with itself.
+    let weights = move |name: &str, rows: usize, cols: usize| -> Vec<f32> {
+        match name {
+            "token_embd.weight" => {
+                embedding = (0..rows * cols).map(|_| rng.uniform(-1.0, 1.0) as f32).collect();
+                embedding.clone()
+            }
+            "output.weight" => {
+                let mut output = vec![0.0; rows * cols];
+                for pair in chain.windows(2) {
+                    let vector = &embedding[pair[0] * cols..(pair[0] + 1) * cols];
+                    output[pair[1] * cols..(pair[1] + 1) * cols].copy_from_slice(vector);
+                }
+                output
+            }
+            _ => vec![0.0; rows * cols],
+        }
+    };
+    let bytes = file(Writer::new(), template, tokens, &[], weights);
+    Model::from_file(File::from_bytes(bytes).unwrap()).unwrap()
+}
+
+/// A line break as vocabularies of bytes write it.
+const LINE_BREAK: &str = "Ċ";
+
+fn letters() -> Vec<String> {
     let mut tokens: Vec<String> = ('!'..='~').map(String::from).collect();
-    tokens.extend(["Ġ", "Ċ", "<|start|>", "<|end|>", "the", "Ġthe"].map(String::from));
+    tokens.extend(["Ġ", LINE_BREAK, "<|start|>", "<|end|>", "the", "Ġthe"].map(String::from));
+    tokens
+}
+
+fn written(writer: Writer<'_>, template: &str, control: &[&str]) -> Vec<u8> {
+    let mut tokens = letters();
     tokens.extend(control.iter().map(|token| (*token).to_owned()));
+    let mut rng = Rng::new(5);
+    let weights = move |_: &str, rows: usize, cols: usize| -> Vec<f32> {
+        let limit = (3.0 / cols as f64).sqrt();
+        (0..rows * cols).map(|_| rng.uniform(-limit, limit) as f32).collect()
+    };
+    file(writer, template, tokens, control, weights)
+}
+
+/// A file with the matrices that are asked for by name, rows and columns.
+fn file(
+    mut writer: Writer<'_>,
+    template: &str,
+    tokens: Vec<String>,
+    control: &[&str],
+    mut weights: impl FnMut(&str, usize, usize) -> Vec<f32>,
+) -> Vec<u8> {
     let is_control = |token: &String| token.starts_with("<|") || control.contains(&token.as_str());
     let types: Vec<i32> = tokens.iter().map(|token| if is_control(token) { 3 } else { 1 }).collect();
     let end = control.last().copied().unwrap_or("<|end|>");
@@ -85,11 +141,8 @@ fn written(mut writer: Writer<'_>, template: &str, control: &[&str]) -> Vec<u8> 
     writer.set("tokenizer.ggml.merges", vec!["t h", "th e", "Ġ the"]).unwrap();
     writer.set("tokenizer.ggml.eos_token_id", end).unwrap();
     writer.set("tokenizer.chat_template", template).unwrap();
-    let mut rng = Rng::new(5);
     let mut matrix = |writer: &mut Writer<'_>, name: &str, rows: usize, cols: usize| {
-        let limit = (3.0 / cols as f64).sqrt();
-        let values = (0..rows * cols).flat_map(|_| (rng.uniform(-limit, limit) as f32).to_le_bytes());
-        let bytes: Vec<u8> = values.collect();
+        let bytes: Vec<u8> = weights(name, rows, cols).iter().flat_map(|value| value.to_le_bytes()).collect();
         writer.tensor(name, DType::F32, [rows, cols], move |out| out.write_all(&bytes)).unwrap();
     };
     let vector = |writer: &mut Writer<'_>, name: &str| {

@@ -128,6 +128,7 @@ impl ChatSession {
             reseed: std::mem::take(&mut self.reseed),
             max_tokens: self.options.max_tokens,
             stops: self.options.stops.clone(),
+            reasoning_budget: self.options.reasoning_budget,
             ..self.generator.request_options()
         };
         let ctrl_c = interrupt::catch_and_cancel(self.generator.cancel_flag());
@@ -247,7 +248,7 @@ impl ChatSession {
         }
         let changed = self.answer.with(name, value)?;
         self.options = changed.generator(&self.model)?;
-        if name == "reasoning" {
+        if matches!(name, "reasoning" | "reasoning-budget") {
             let variables = changed.template_variables(&self.prepared.model);
             self.generator.set_template_variables(variables);
         }

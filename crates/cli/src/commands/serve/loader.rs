@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use quadriga_llm::placement::Devices;
 use quadriga_llm::{EmbedderOptions, EngineOptions, GeneratorOptions, Model, Pooling, RequestLoad, can_rank};
+use quadriga_server::generation::ReasoningEffort;
 use quadriga_server::{
     LoadError, ModelEntry, ModelLoader, PlanPictures, ServedModel, check_capacity, check_memory, device_bytes,
 };
@@ -184,16 +185,21 @@ impl Load<'_> {
         if !self.loads {
             return Ok(None);
         }
-        let options = GeneratorOptions {
-            template_variables: arguments.answer.template_variables(&prepared.model),
-            ..options
+        let template_variables = arguments.answer.keyword_arguments(&prepared.model);
+        let reasoning = match arguments.answer.turns_reasoning_off() {
+            true => {
+                arguments.answer.explain_no_reasoning(&prepared.model);
+                ReasoningEffort::Off
+            }
+            false => ReasoningEffort::Default,
         };
+        let options = GeneratorOptions { template_variables, ..options };
         let (batcher, _) = arguments.serving.load(&self.options, &prepared, batching)?;
         let pictures = self.pictures(&prepared);
         let served = ServedModel::start(self.entry.name.clone(), batcher, options, Some(pictures))?;
         let served = served.with_device_bytes(bytes_on_devices(&prepared));
         let served = served.with_seed(arguments.answer.fixed_seed()).with_pooling(arguments.pooling);
-        Ok(Some(served.with_reasoning_output(arguments.reasoning_format)))
+        Ok(Some(served.with_reasoning(reasoning).with_reasoning_output(arguments.reasoning_format)))
     }
 
     fn encoder(&self, model: Model) -> Result<Option<ServedModel>, LoadFailure> {
@@ -260,6 +266,10 @@ impl ModelLoader for Loader {
             named.into_iter().for_each(|entry| entry.aliases.push(alias.to_owned()));
         }
         all
+    }
+
+    fn finds_models(&self) -> bool {
+        self.arguments.models_dir.is_some()
     }
 
     fn load(&self, name: &str) -> Result<ServedModel, LoadError> {

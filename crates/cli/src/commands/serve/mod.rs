@@ -217,6 +217,11 @@ fn reasoning_output(name: &str) -> Result<ReasoningOutput, String> {
     ReasoningOutput::named(name).ok_or_else(known)
 }
 
+/// Of the addresses of a name, the first of IPv4: who asks for 127.0.0.1 finds a server at localhost, whatever comes first.
+fn preferred(addresses: impl Iterator<Item = SocketAddr>) -> Option<SocketAddr> {
+    addresses.min_by_key(SocketAddr::is_ipv6)
+}
+
 fn octal(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
     mode.ok_or_else(|| "must be an octal number up to 777, such as 660".to_owned())
@@ -462,7 +467,23 @@ impl Arguments<'_> {
         }
         let found = (host, port).to_socket_addrs();
         let found = found.map_err(|error| Failure::Usage(format!("--host {host:?}: {error}")))?;
-        let found = found.into_iter().next();
-        found.map(Into::into).ok_or_else(|| Failure::Usage(format!("--host {host:?} has no address")))
+        preferred(found)
+            .map(Into::into)
+            .ok_or_else(|| Failure::Usage(format!("--host {host:?} has no address")))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_stands_for_its_first_address_of_ipv4() {
+        let address = |text: &str| -> SocketAddr { text.parse().unwrap() };
+        let all = ["[::1]:80", "127.0.0.1:80", "127.0.0.2:80"].map(address);
+        assert_eq!(preferred(all.into_iter()), Some(all[1]));
+        assert_eq!(preferred([all[0]].into_iter()), Some(all[0]));
+        assert_eq!(preferred([].into_iter()), None);
     }
 }

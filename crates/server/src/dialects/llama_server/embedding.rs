@@ -15,6 +15,9 @@ use crate::model::ServedModel;
 use crate::openapi::schema::{answer, any_of, count, list, number, request, text, with, with_field};
 use crate::operation::caller::TokenNeed;
 
+/// The norm of vectors that are left as they are.
+const UNSCALED: i64 = -1;
+
 /// Computes a vector for each text.
 pub(super) async fn embedding(call: Call) -> Result<Json<Value>, ApiError> {
     let served = call.model().await?;
@@ -22,7 +25,8 @@ pub(super) async fn embedding(call: Call) -> Result<Json<Value>, ApiError> {
     let usage = call.caller.enter()?;
     let texts = embeddings::tokenized(&served, texts).await?;
     usage.reserve(TokenNeed::exact(texts.iter().map(Vec::len).sum()))?;
-    let vectors = served.embed(EmbeddingTask::Embed, texts, call.caller.client(), usage).await?;
+    let task = if norm == UNSCALED { EmbeddingTask::EmbedUnscaled } else { EmbeddingTask::Embed };
+    let vectors = served.embed(task, texts, call.caller.client(), usage).await?;
     let width = served.model.hyperparameters().width;
     let data: Vec<Value> = vectors
         .into_iter()
@@ -50,8 +54,10 @@ pub(crate) fn parse(
         return Err(fields.error("input", "cannot be used together with content"));
     }
     let norm = fields.integer("embd_normalize")?.unwrap_or(2);
-    if norm < 0 {
-        return Err(fields.error("embd_normalize", "must be 0 or more: embeddings are normalized"));
+    if norm < UNSCALED {
+        return Err(
+            fields.error("embd_normalize", "must be -1 for vectors as they are, or a norm of 0 or more")
+        );
     }
     Ok((embeddings::inputs(fields, name, served)?, norm))
 }
@@ -67,7 +73,7 @@ pub(super) async fn embedding_or_openai(call: Call) -> Result<Response, ApiError
 /// A vector of length 1 by another norm: the largest element is 32,760 for 0, else the norm of this number.
 fn normalized(vector: Vec<f32>, norm: i64) -> Vec<f32> {
     let size = match norm {
-        2 => return vector,
+        2 | UNSCALED => return vector,
         0 => vector.iter().fold(0.0_f64, |most, value| most.max(f64::from(value.abs()))) / 32760.0,
         norm => {
             let sum: f64 = vector.iter().map(|value| f64::from(value.abs()).powf(norm as f64)).sum();
@@ -86,11 +92,15 @@ pub(super) fn request_schema() -> Value {
     let fields = json!({
         "content": texts.clone(),
         "input": texts,
-        "embd_normalize": count(),
+        "embd_normalize": norm_schema(),
         "model": text(),
     });
     let either = json!({ "anyOf": [{ "required": ["content"] }, { "required": ["input"] }] });
     with(request(&[], fields, []), either)
+}
+
+fn norm_schema() -> Value {
+    json!({ "type": "integer", "minimum": UNSCALED, "maximum": 9_000_000_000_000_000_i64 })
 }
 
 /// The answer.
@@ -110,7 +120,7 @@ pub(super) fn either_request_schema() -> Value {
         json!({
             "content": embeddings::input_schema(),
             "input": { "type": "null" },
-            "embd_normalize": count(),
+            "embd_normalize": norm_schema(),
             "model": text(),
         }),
         [],

@@ -6,6 +6,7 @@ mod completion_options;
 mod completion_stream;
 pub(crate) mod embedding;
 pub mod infill;
+mod model_events;
 pub mod properties;
 pub mod rerank;
 mod slots;
@@ -116,6 +117,14 @@ pub fn routes() -> DescribedRoutes {
             get("tokenizerInfo", "The tokenizer, as vLLM describes it", tokens::tokenizer_schema),
         )
         .get(&["/slots"], slots::slots, get("slots", "The sequences that are being computed", slots::schema))
+        .get(
+            &["/models/sse"],
+            model_events::follow,
+            Operation {
+                answer: Answer::Text("text/event-stream"),
+                ..get("modelEvents", "What becomes of models, where there are several", properties::schema)
+            },
+        )
         .get(
             &["/lora-adapters"],
             properties::adapters,

@@ -13,13 +13,14 @@ use super::request_fields::{StreamOptions, choices, priority, shares_prefix, slo
 use super::usage::{Usage, finish_name};
 use super::vllm_answer::{prompt_logprobs, stop_reason};
 use crate::call::Call;
+use crate::dialects::fill_in_middle::FillTokens;
 use crate::dialects::timings::timings;
 use crate::dialects::{format_fields, prompt_fields, sampling_fields, vllm_fields};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::{Choice, Generation, Prompt};
 use crate::model::ServedModel;
-use crate::prompt::check_prompts;
+use crate::prompt::{MAX_COPIES, check_prompts};
 use crate::stream::{self, StreamFormat};
 
 /// The most log-probabilities that are reported for a token.
@@ -140,10 +141,11 @@ pub(crate) fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Co
     if fields.count("best_of")?.is_some_and(|best| best > choices) {
         return Err(fields.error("best_of", "must not be larger than n: answers are not ranked"));
     }
-    if fields.text("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
-        return Err(fields.error("suffix", "is not supported here; /infill fills a gap in a text"));
-    }
+    let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
     let echo = fields.flag("echo")?.unwrap_or(false);
+    if echo && suffix.is_some() {
+        return Err(fields.error("suffix", "cannot be used together with echo"));
+    }
     let logprobs = fields.count("logprobs")?;
     if logprobs.is_some_and(|count| count > MAX_LOGPROBS) {
         return Err(fields.error("logprobs", format!("must be from 0 to {MAX_LOGPROBS}")));
@@ -171,8 +173,37 @@ pub(crate) fn parse(fields: &Fields<'_>, served: &Arc<ServedModel>) -> Result<Co
     let template = vllm_fields::apply(fields, served, template)?;
     let prompts = prompt_fields::prompts(fields, "prompt")?;
     check_prompts(served, &template, &prompts)?;
+    let prompts = match suffix {
+        Some(suffix) => before_suffix(fields, served, prompts, suffix, template.special_tokens)?,
+        None => prompts,
+    };
     let generations = prompts.into_iter().map(|prompt| Generation { prompt, ..template.clone() }).collect();
     Ok(CompletionRequest { generations, echo, choices })
+}
+
+/// Prompts whose answers are to fit before a text. `begins`: whether they have the tokens that begin one.
+fn before_suffix(
+    fields: &Fields<'_>,
+    served: &ServedModel,
+    prompts: Vec<Prompt>,
+    suffix: &str,
+    begins: bool,
+) -> Result<Vec<Prompt>, ApiError> {
+    const NAME: &str = "suffix";
+    if prompts.len() > 1 && suffix.len().saturating_mul(prompts.len()) > MAX_COPIES {
+        return Err(fields.error(NAME, format!("is too long for {} prompts", prompts.len())));
+    }
+    let lacking = || fields.error(NAME, format!("is refused: {}", FillTokens::missing(served).message));
+    let tokens = FillTokens::of(&served.model).ok_or_else(lacking)?;
+    let bos = FillTokens::bos(served).filter(|_| begins);
+    let filled = |prompt| match prompt {
+        Prompt::Text(text) => Ok(Prompt::Mixed(tokens.prompt(&text, suffix, &[], bos))),
+        _ => Err(fields.error(NAME, "needs prompts that are texts")),
+    };
+    let filled = prompts.into_iter().map(filled).collect::<Result<Vec<Prompt>, ApiError>>()?;
+    // They are longer now.
+    filled.iter().try_for_each(|prompt| served.check_length(prompt.bytes()))?;
+    Ok(filled)
 }
 
 /// The texts with which answers begin.

@@ -11,15 +11,16 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::dialects::time::rfc3339;
-use crate::error::{ApiError, ErrorKind};
+use crate::error::ApiError;
 use crate::model::ServedModel;
-use crate::registry::ListedModel;
+use crate::registry::{ListedModel, ModelState};
 
 /// All models.
 pub async fn list(State(app): State<Arc<App>>, headers: HeaderMap) -> Json<Value> {
     app.models().refresh().await;
-    let data: Vec<Value> =
-        app.models().list().iter().map(|listed| in_form(describe_listed(listed), &headers)).collect();
+    let is_router = app.models().is_router();
+    let describe = |listed: &ListedModel| in_form(describe_listed(listed, is_router), &headers);
+    let data: Vec<Value> = app.models().list().iter().map(describe).collect();
     let mut all = json!({ "object": "list", "data": data });
     if let Some(object) = all.as_object_mut().filter(|_| is_of_anthropic(&headers)) {
         let id = |model: Option<&Value>| model.and_then(|model| model.get("id")).cloned();
@@ -61,22 +62,31 @@ pub async fn retrieve(
         |listed: &ListedModel| listed.entry.as_ref().is_some_and(|entry| entry.aliases.contains(&name));
     let found =
         all.iter().find(|listed| listed.name == name).or_else(|| all.iter().find(|one| is_alias(one)));
-    if found.is_none() && name == "sse" {
-        // llama-server's stream of what models are doing.
-        let message = "/models/sse is not supported: ask /models or /status";
-        return Err(ApiError::new(ErrorKind::Unsupported, message));
-    }
     found
-        .map(|listed| Json(in_form(describe_listed(listed), &headers)))
+        .map(|listed| Json(in_form(describe_listed(listed, app.models().is_router()), &headers)))
         .ok_or_else(|| ApiError::model_not_found(&name))
 }
 
-/// A model that is loaded, or what is known of one that is not.
-fn describe_listed(listed: &ListedModel) -> Value {
+/// A model that is loaded, or what is known of one that is not. Clients of llama-server take a server for one of several models, whose
+/// changes they follow, if its models have a status.
+fn describe_listed(listed: &ListedModel, is_router: bool) -> Value {
     let aliases = listed.entry.as_ref().map(|entry| entry.aliases.clone()).unwrap_or_default();
-    if let Some(served) = &listed.served {
-        return describe(served, &aliases);
+    let mut model = match &listed.served {
+        Some(served) => describe(served, &aliases),
+        None => describe_unloaded(listed, &aliases),
+    };
+    if let Some(object) = model.as_object_mut().filter(|_| is_router) {
+        let status = match listed.state {
+            ModelState::Loaded => json!({ "value": listed.state.name() }),
+            _ => json!({ "value": listed.state.name(), "failed": listed.failure.is_some() }),
+        };
+        let architecture = json!({ "input_modalities": ["text"], "output_modalities": ["text"] });
+        object.extend([("status".to_owned(), status), ("architecture".to_owned(), architecture)]);
     }
+    model
+}
+
+fn describe_unloaded(listed: &ListedModel, aliases: &[String]) -> Value {
     let modified = listed.entry.as_ref().and_then(|entry| entry.modified);
     let seconds =
         modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map_or(0, |time| time.as_secs());
@@ -86,7 +96,6 @@ fn describe_listed(listed: &ListedModel) -> Value {
         "created": seconds,
         "owned_by": "quadriga",
         "aliases": aliases,
-        "status": { "value": listed.state.name(), "failed": listed.failure.is_some() },
     })
 }
 
@@ -102,7 +111,6 @@ fn describe(served: &ServedModel, aliases: &[String]) -> Value {
         "owned_by": "quadriga",
         "aliases": aliases,
         "max_model_len": served.context(),
-        "status": { "value": "loaded" },
         "meta": {
             "vocab_type": vocabulary.ok(),
             "n_vocab": hyper.vocabulary,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::generation::ReasoningEffort;
+use crate::generation::{NO_BUDGET, ReasoningEffort};
 use crate::model::ServedModel;
 use crate::prompt::MAX_CHOICES;
 use crate::reasoning_output::ReasoningOutput;
@@ -75,7 +75,7 @@ pub(crate) fn reasoning(
     Ok(match budget {
         // A model may reason although it is asked not to; then it ends at once.
         Some(0) => (ReasoningEffort::Off, Some(0)),
-        Some(budget) => (effort, usize::try_from(budget).ok()),
+        Some(budget) => (effort, Some(usize::try_from(budget).unwrap_or(NO_BUDGET))),
         None => (effort, None),
     })
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::answer_head::AnswerHead;
+use super::answer_head::{AnswerHead, unix_time};
 use super::response_items::{self, ResponseItem};
 use super::usage::Usage;
 use crate::error::ApiError;
@@ -20,6 +20,17 @@ pub(crate) struct ResponseObject {
 /// A number as people write it: the shortest that means the same float.
 fn as_written(number: f32) -> Value {
     number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+}
+
+/// The tools of a request with the fields that OpenAI's have in any case.
+fn echoed_tools(mut tools: Value) -> Value {
+    let all = tools.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut);
+    for tool in all.filter(|tool| tool.get("type").is_some_and(|kind| kind == "function")) {
+        for name in ["parameters", "strict"] {
+            tool.entry(name).or_insert(Value::Null);
+        }
+    }
+    tools
 }
 
 impl ResponseObject {
@@ -40,7 +51,7 @@ impl ResponseObject {
             "temperature": as_written(generation.sampling.temperature),
             "text": given("text", json!({ "format": { "type": "text" } })),
             "tool_choice": given("tool_choice", json!("auto")),
-            "tools": given("tools", json!([])),
+            "tools": echoed_tools(given("tools", json!([]))),
             "top_logprobs": generation.logprobs.unwrap_or(0),
             "top_p": as_written(generation.sampling.top_p),
             "truncation": "disabled",
@@ -67,6 +78,7 @@ impl ResponseObject {
         object.insert("id".to_owned(), self.head.id.clone().into());
         object.insert("object".to_owned(), "response".into());
         object.insert("created_at".to_owned(), self.head.created.into());
+        object.insert("completed_at".to_owned(), (status == "completed").then(unix_time).into());
         object.insert("status".to_owned(), status.into());
         object.insert("error".to_owned(), error);
         object

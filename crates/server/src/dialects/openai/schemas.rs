@@ -9,8 +9,8 @@ use super::request_fields::{
 };
 use crate::dialects::{format_fields, prompt_fields, sampling_fields, timings, vllm_fields};
 use crate::openapi::schema::{
-    answer, any_object, any_of, count, count_between, empty_text, filled_list, flag, integer, list, null,
-    nullable, number, off, one_of, other_type, request, text, texts, tool_name, with_field,
+    answer, any_object, any_of, count, count_between, filled_list, flag, integer, list, null, nullable,
+    number, off, one_of, other_type, request, text, texts, tool_name, with_field,
 };
 use crate::prompt::MAX_CHOICES;
 use crate::reasoning_output::ReasoningOutput;
@@ -158,7 +158,7 @@ pub(crate) fn completion_request() -> Value {
         "logprobs": count_between(0, super::completions::MAX_LOGPROBS),
         "echo": flag(),
         "best_of": count(),
-        "suffix": empty_text(),
+        "suffix": text(),
     });
     request(
         &["prompt"],
@@ -320,6 +320,7 @@ pub(super) fn response() -> Value {
         "id": text(),
         "object": one_of(&["response"]),
         "created_at": count(),
+        "completed_at": nullable(&count()),
         "status": one_of(&["completed", "incomplete", "failed", "in_progress"]),
         "error": nullable(&any_object()),
         "incomplete_details": nullable(&any_object()),
@@ -357,6 +358,11 @@ pub(super) fn model() -> Value {
         "created": count(),
         "owned_by": text(),
     }));
+    // Where there are several models.
+    let status = answer(json!({ "value": one_of(&["unloaded", "loading", "loaded"]) }));
+    let kinds = || list(text());
+    let architecture = answer(json!({ "input_modalities": kinds(), "output_modalities": kinds() }));
+    let model = with_field(with_field(model, "status", status), "architecture", architecture);
     // For requests with the header `anthropic-version`.
     let model = with_field(model, "type", one_of(&["model"]));
     with_field(with_field(model, "display_name", text()), "created_at", text())
