@@ -14,7 +14,7 @@ pub(crate) struct AnswerMeter {
     metrics: Arc<ModelMetrics>,
     entry: Arc<InFlight>,
     begun: bool,
-    /// What was computed so far; none once it is counted with the whole answer.
+    /// What was computed so far; none once somebody counts the whole answer.
     partial: Option<PartialAnswer>,
     tokens: Option<TokenTimes>,
 }
@@ -39,12 +39,7 @@ impl AnswerMeter {
     /// Counts an event.
     pub(crate) fn note(&mut self, event: &Event) {
         match event {
-            Event::Finished(_) => {
-                self.partial = None;
-                self.entry.slot.end();
-                return;
-            }
-            Event::Failed(_) => return self.entry.slot.end(),
+            Event::Finished(_) | Event::Failed(_) => return self.entry.slot.end(),
             _ => self.entry.slot.begin(),
         }
         if !std::mem::replace(&mut self.begun, true) {
@@ -62,6 +57,11 @@ impl AnswerMeter {
             Event::Token { .. } => self.note_token(),
             _ => {}
         }
+    }
+
+    /// Whoever waits for the answer counts it as a whole.
+    pub(crate) fn note_whole(&mut self) {
+        self.partial = None;
     }
 
     fn note_token(&mut self) {
