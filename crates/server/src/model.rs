@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 
 use crate::embedding::{EmbedderLoader, EmbeddingService};
 use crate::error::{ApiError, ErrorKind};
+use crate::observed::{ObservedModel, ObserverCounts};
 use crate::operation::metrics::ModelMetrics;
 use crate::reasoning_output::ReasoningOutput;
 use crate::slot_table::{AnswerSlot, SlotTable};
@@ -63,8 +64,8 @@ pub struct ServedModel {
     counted_texts: Arc<Semaphore>,
     /// Requests whose grammars are compiled.
     compilers: Arc<Semaphore>,
-    /// References of [`ObservedModel`](crate::observed::ObservedModel).
-    pub(crate) observers: AtomicUsize,
+    /// References of [`ObservedModel`].
+    pub(crate) observers: ObserverCounts,
     /// Whether its engine was taken away, to be ended.
     ended: bool,
 }
@@ -174,8 +175,13 @@ impl Drop for ServedModel {
 }
 
 impl ServedModel {
-    /// Frees it on this thread, which may wait, unless somebody else has a reference: its memory is free then.
+    /// Frees it on this thread, which may wait, unless somebody uses it. The memory of its engine is free then, also while
+    /// somebody looks at it.
     pub(crate) fn free(served: Arc<ServedModel>) {
+        if ObservedModel::is_idle(&served) {
+            served.service.iter().for_each(Service::end);
+            served.embeddings.iter().for_each(EmbeddingService::end);
+        }
         drop(Arc::into_inner(served).and_then(|mut served| served.end()));
     }
 
@@ -247,7 +253,7 @@ impl ServedModel {
             long_texts: Arc::new(Semaphore::new(LONG_TEXTS)),
             counted_texts: Arc::new(Semaphore::new(COUNTED_TEXTS)),
             compilers: Arc::new(Semaphore::new(MAX_COMPILING)),
-            observers: AtomicUsize::new(0),
+            observers: ObserverCounts::default(),
             ended: false,
         }
     }
