@@ -44,6 +44,7 @@ mod memory_keeper;
 pub mod model;
 mod model_loader;
 pub mod observed;
+mod observer_counts;
 pub mod openapi;
 pub mod operation;
 mod page;

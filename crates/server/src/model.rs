@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 
 use crate::embedding::{EmbedderLoader, EmbeddingService};
 use crate::error::{ApiError, ErrorKind};
-use crate::observed::{ObservedModel, ObserverCounts};
+use crate::observer_counts::ObserverCounts;
 use crate::operation::metrics::ModelMetrics;
 use crate::reasoning_output::ReasoningOutput;
 use crate::slot_table::{AnswerSlot, SlotTable};
@@ -64,7 +64,7 @@ pub struct ServedModel {
     counted_texts: Arc<Semaphore>,
     /// Requests whose grammars are compiled.
     compilers: Arc<Semaphore>,
-    /// References of [`ObservedModel`].
+    /// References of [`ObservedModel`](crate::observed::ObservedModel).
     pub(crate) observers: ObserverCounts,
     /// Whether its engine was taken away, to be ended.
     ended: bool,
@@ -175,13 +175,14 @@ impl Drop for ServedModel {
 }
 
 impl ServedModel {
-    /// Frees it on this thread, which may wait, unless somebody uses it. The memory of its engine is free then, also while
-    /// somebody looks at it.
-    pub(crate) fn free(served: Arc<ServedModel>) {
-        if ObservedModel::is_idle(&served) {
-            served.service.iter().for_each(Service::end);
-            served.embeddings.iter().for_each(EmbeddingService::end);
-        }
+    /// Ends its engine, which nobody uses, on this thread: its memory is free then.
+    pub(crate) fn end_engine(&self) {
+        self.service.iter().for_each(Service::end);
+        self.embeddings.iter().for_each(EmbeddingService::end);
+    }
+
+    /// Gives up a reference; the last one ends what is left on this thread, which may wait.
+    pub(crate) fn end_if_last(served: Arc<ServedModel>) {
         drop(Arc::into_inner(served).and_then(|mut served| served.end()));
     }
 

@@ -2,7 +2,6 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::model::ServedModel;
 
@@ -30,39 +29,14 @@ impl ObservedModel {
     pub(crate) fn is_idle(served: &Arc<ServedModel>) -> bool {
         served.observers.are_all_others(|| Arc::strong_count(served), || ())
     }
-}
 
-/// The observers of a model.
-#[derive(Default)]
-pub(crate) struct ObserverCounts {
-    now: AtomicUsize,
-    ever: AtomicUsize,
-}
-
-impl ObserverCounts {
-    fn come(&self) {
-        // First, so that whoever compares the counts sees that it came.
-        self.ever.fetch_add(1, Ordering::SeqCst);
-        self.now.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn leave(&self) {
-        self.now.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// Whether all references but one are those of observers. `between` runs between the two counts.
-    fn are_all_others(&self, references: impl Fn() -> usize, mut between: impl FnMut()) -> bool {
-        loop {
-            let before = self.ever.load(Ordering::SeqCst);
-            // First: an observer that leaves meanwhile is then taken for a user, and not a user for an observer.
-            let references = references();
-            between();
-            let observers = self.now.load(Ordering::SeqCst);
-            // One that came meanwhile is none of the references.
-            if self.ever.load(Ordering::SeqCst) == before {
-                return references <= 1 + observers;
-            }
+    /// Frees a model on this thread, which may wait, unless somebody uses it. The memory of its engine is free then, also while
+    /// somebody looks at it.
+    pub(crate) fn free(served: Arc<ServedModel>) {
+        if ObservedModel::is_idle(&served) {
+            served.end_engine();
         }
+        ServedModel::end_if_last(served);
     }
 }
 
@@ -84,39 +58,5 @@ impl Drop for ObservedModel {
     fn drop(&mut self) {
         // Before its reference goes.
         self.0.observers.leave();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Whatever happens while the counts are read.
-    #[test]
-    fn a_model_that_is_used_is_never_taken_for_an_idle_one() {
-        let model = Arc::new(ObserverCounts::default());
-        let observe = || {
-            let reference = Arc::clone(&model);
-            reference.come();
-            reference
-        };
-        let references = || Arc::strong_count(&model);
-        let mut observer = Some(observe());
-        assert!(model.are_all_others(references, || ()));
-        let user = Arc::clone(&model);
-        assert!(!model.are_all_others(references, || ()));
-        let leaves = || {
-            if let Some(observer) = observer.take() {
-                observer.leave();
-            }
-        };
-        assert!(!model.are_all_others(references, leaves));
-        let mut come = None;
-        let comes = || {
-            come.get_or_insert_with(observe);
-        };
-        assert!(!model.are_all_others(references, comes));
-        drop(user);
-        assert!(model.are_all_others(references, || ()));
     }
 }

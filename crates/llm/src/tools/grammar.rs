@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::format::{CallSyntax, ToolFormat};
 use super::tagged::{self, TextRules, ValueForm};
 use super::tool::{Tool, ToolChoice};
-use super::writable::{containing, drop_unwritable, unwritable_name};
+use super::writable::{MAX_TRIALS, containing, drop_unwritable, unwritable_name};
 use crate::constraint::{check_source, json_rule};
 use crate::tokenizer::{TokenType, Tokenizer};
 
@@ -49,7 +49,8 @@ impl ToolFormat {
             _ => true,
         };
         let tools: Vec<&Tool> = rules.tools.iter().filter(names).collect();
-        let writer = GrammarWriter { format: self, tokenizer, rules, marker, lark: String::new() };
+        let writer =
+            GrammarWriter { format: self, tokenizer, rules, marker, lark: String::new(), trials: MAX_TRIALS };
         match self.harmony {
             true => writer.harmony(&tools).map(Some),
             false => writer.sections(&tools),
@@ -64,6 +65,8 @@ struct GrammarWriter<'a> {
     /// The text with which reasoning begins before the answer.
     marker: Option<&'a str>,
     lark: String,
+    /// How often it may still be tried whether a text can be written.
+    trials: usize,
 }
 
 impl GrammarWriter<'_> {
@@ -252,7 +255,8 @@ impl GrammarWriter<'_> {
             }
             let name_reason = unwritable_name(name, self.format, self.tokenizer);
             let has_name = name_reason.is_none();
-            if let Some(reason) = name_reason.or_else(|| drop_unwritable(&mut forms, close)) {
+            if let Some(reason) = name_reason.or_else(|| drop_unwritable(&mut forms, close, &mut self.trials))
+            {
                 let is_left = has_name && !forms.is_empty();
                 if tool.strict || !is_left && is_required(name) {
                     return Err(format!("{name:?} of {}: {reason}", tool.name));
