@@ -169,15 +169,14 @@ impl<'s> Closer<'s> {
         let refers_to_shared =
             fields.get("$ref").and_then(Value::as_str).is_some_and(|name| self.shared.contains(name));
         let is_combined = combines(fields);
+        let is_shared = original.is_some_and(|original| self.targets.contains(&std::ptr::from_ref(original)));
+        let may_list = is_combined || refers_to_shared || fields.contains_key("properties");
         let mut listed = Listed::default();
-        if let Some(original) = original.filter(|_| combined.is_none()) {
+        // Chains of references that list nothing are not followed from each of their links.
+        if let Some(original) = original.filter(|_| combined.is_none() && (may_list || is_shared)) {
             self.collect(original, &mut BTreeSet::new(), &mut listed);
         }
-        let is_shared = original.is_some_and(|original| self.targets.contains(&std::ptr::from_ref(original)));
-        if combined.is_none()
-            && !is_shared
-            && (is_combined || refers_to_shared || fields.contains_key("properties"))
-        {
+        if combined.is_none() && !is_shared && may_list {
             self.close_one(fields, &listed);
         }
         let all = combined.unwrap_or(&listed);
