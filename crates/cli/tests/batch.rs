@@ -47,8 +47,16 @@ fn results_have_the_order_of_requests_and_do_not_depend_on_their_neighbours() {
         assert!(text(result).is_string() && usage["prompt_tokens"].as_u64().unwrap() > 0, "{result}");
     }
     assert_eq!((&found[3]["id"], &found[13]["custom_id"]), (&json!("r3"), &json!(7)));
-    let logprobs = &found[13]["response"]["body"]["choices"][0]["logprobs"]["content"];
-    assert_eq!(logprobs[0]["top"].as_array().unwrap().len(), 2);
+    // As OpenAI's clients read those of completions.
+    let choice = &found[13]["response"]["body"]["choices"][0];
+    let list = |name: &str| choice["logprobs"][name].as_array().unwrap_or_else(|| panic!("{choice}")).clone();
+    let tokens: Vec<String> = list("tokens").iter().map(|token| token.as_str().unwrap().to_owned()).collect();
+    assert!((1..=2).contains(&tokens.len()), "{choice}");
+    assert!(list("token_logprobs").iter().all(|logprob| logprob.as_f64().unwrap() <= 0.0), "{choice}");
+    for (top, token) in list("top_logprobs").iter().zip(&tokens) {
+        assert!(top.as_object().unwrap().contains_key(token), "{choice}");
+    }
+    assert_eq!(list("text_offset")[0], 0, "{choice}");
     let texts = |out: &str| results(out).iter().map(text).collect::<Vec<_>>();
     assert_eq!(texts(&run("1")), texts(&together));
 }
@@ -107,6 +115,15 @@ fn completions_of_openai_continue_their_text() {
         let text = body["choices"][0].get("text").unwrap_or(&body["choices"][0]["message"]["content"]);
         (text.clone(), body["usage"]["prompt_tokens"].clone())
     };
+    let with_logprobs = line(
+        Some("/v1/chat/completions"),
+        &json!({ "messages": chat["messages"], "max_tokens": 2,
+        "logprobs": true, "top_logprobs": 2 }),
+    );
+    let with_logprobs =
+        &run(&[with_logprobs], &[])[0]["response"]["body"]["choices"][0]["logprobs"]["content"][0];
+    assert!(with_logprobs["token"].is_string(), "{with_logprobs}");
+    assert_eq!(with_logprobs["top_logprobs"].as_array().unwrap().len(), 2, "{with_logprobs}");
     let of_own = |result: &Value| (result["text"].clone(), result["usage"]["prompt_tokens"].clone());
     let raw = of_own(&run(std::slice::from_ref(&own), &["--raw", "--special"])[0]);
     assert!(raw.0.is_string(), "{raw:?}");

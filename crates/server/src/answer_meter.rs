@@ -14,7 +14,7 @@ pub(crate) struct AnswerMeter {
     metrics: Arc<ModelMetrics>,
     entry: Arc<InFlight>,
     begun: bool,
-    /// What was computed so far; none once it is counted with the whole answer.
+    /// What was computed so far; none once somebody counts the whole answer.
     partial: Option<PartialAnswer>,
     tokens: Option<TokenTimes>,
 }
@@ -39,12 +39,7 @@ impl AnswerMeter {
     /// Counts an event.
     pub(crate) fn note(&mut self, event: &Event) {
         match event {
-            Event::Finished(_) => {
-                self.partial = None;
-                self.entry.slot.end();
-                return;
-            }
-            Event::Failed(_) => return self.entry.slot.end(),
+            Event::Finished(_) | Event::Failed(_) => return self.entry.slot.end(),
             _ => self.entry.slot.begin(),
         }
         if !std::mem::replace(&mut self.begun, true) {
@@ -62,6 +57,11 @@ impl AnswerMeter {
             Event::Token { .. } => self.note_token(),
             _ => {}
         }
+    }
+
+    /// Whoever waits for the answer counts it as a whole.
+    pub(crate) fn note_whole(&mut self) {
+        self.partial = None;
     }
 
     fn note_token(&mut self) {
@@ -91,5 +91,52 @@ impl Drop for AnswerMeter {
         if let Some(partial) = &self.partial {
             self.metrics.note_partial(partial);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quadriga_llm::serving::Finished;
+    use quadriga_llm::{Finish, TokenCounts};
+
+    use super::*;
+    use crate::operation::exposition::Exposition;
+    use crate::slot_table::{AnswerSlot, SlotTable};
+
+    /// The tokens of a prompt that are counted once an answer has ended and somebody heard of that, or nobody.
+    fn counted(is_heard: bool) -> bool {
+        let metrics = Arc::new(ModelMetrics::default());
+        let entry = InFlight {
+            since: Instant::now(),
+            prompt_tokens: 17,
+            computed: Default::default(),
+            generated: Default::default(),
+            options: None,
+            slot: AnswerSlot::new(&Arc::new(SlotTable::new(1)), None),
+        };
+        let mut meter = AnswerMeter::new(&metrics, &Arc::new(entry));
+        meter.note(&Event::Progress { cached: 0, computed: 17, prefill: Duration::ZERO });
+        meter.note(&Event::Finished(Finished {
+            finish: Finish::End,
+            counts: TokenCounts::default(),
+            queued: Duration::ZERO,
+            first_token: Duration::ZERO,
+            decode: Duration::ZERO,
+            guessed: 0,
+            guessed_right: 0,
+        }));
+        if is_heard {
+            meter.note_whole();
+        }
+        drop(meter);
+        let mut out = Exposition::default();
+        metrics.write("m", &[], &mut out);
+        out.text().lines().any(|line| line.starts_with("vllm:prompt_tokens_total") && line.ends_with(" 17"))
+    }
+
+    #[test]
+    fn an_answer_whose_end_nobody_hears_is_counted() {
+        assert!(counted(false));
+        assert!(!counted(true), "it is counted by whoever heard of it");
     }
 }

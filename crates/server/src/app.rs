@@ -10,7 +10,7 @@ use crate::field_log::FieldLog;
 use crate::operation::auth::Keys;
 use crate::operation::hosts::Hosts;
 use crate::operation::limits::Limits;
-use crate::operation::memory_room::{MemoryPool, MemoryRoom};
+use crate::operation::memory_room::{AnswerMemory, MemoryPool, MemoryRoom};
 use crate::operation::origins::Origins;
 use crate::operation::request_counts::RequestCounts;
 use crate::operation::tls::TlsFiles;
@@ -67,7 +67,7 @@ pub struct App {
     tls: Option<TlsFiles>,
     requests: RequestCounts,
     bodies: Arc<MemoryPool>,
-    answers: Arc<MemoryPool>,
+    answers: AnswerMemory,
     release: Option<MemoryRelease>,
     interface: Interface,
     field_log: Option<Arc<FieldLog>>,
@@ -81,7 +81,7 @@ impl App {
     /// A server's state.
     pub fn new(models: ModelRegistry, keys: Keys, limits: Limits) -> App {
         let bodies = Arc::new(MemoryPool::new(limits.body_memory));
-        let answers = Arc::new(MemoryPool::new(limits.answer_memory));
+        let answers = AnswerMemory::new(limits.answer_memory);
         App {
             models,
             keys,
@@ -191,7 +191,7 @@ impl App {
     }
 
     /// The memory for answers.
-    pub(crate) fn answer_memory(&self) -> &Arc<MemoryPool> {
+    pub(crate) fn answer_memory(&self) -> &AnswerMemory {
         &self.answers
     }
 

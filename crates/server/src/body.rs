@@ -23,6 +23,34 @@ const LONG_BODY: usize = 256 << 10;
 /// A body that arrives steadily has so many times the time that it may stand still.
 const BODY_TIMES: u32 = 10;
 
+/// A body that stands still has as much less time as it takes more memory than this, down to a part of the time.
+const SMALL_BODY: usize = 1 << 20;
+const LEAST_TIME: u32 = 6;
+
+/// A body moves while this part of what was read arrives.
+const PROGRESS: usize = 256;
+
+/// One body may take this part of the memory for all.
+const SHARE: usize = 4;
+
+/// Lists and objects within each other, of which the parser reads fewer.
+const MAX_DEPTH: usize = 128;
+
+/// The memory of a body.
+#[derive(Debug)]
+pub(crate) struct BodyRoom {
+    room: MemoryRoom,
+    /// The bytes of the body itself.
+    text: usize,
+}
+
+impl BodyRoom {
+    /// Its values are gone: texts are left of it, which have no more bytes than it had.
+    pub(crate) fn note_parsed(&self) {
+        self.room.shrink(self.room.bytes().saturating_sub(self.text));
+    }
+}
+
 /// A JSON object that a request has for a body.
 #[derive(Clone, Debug)]
 pub struct JsonBody(pub Map<String, Value>);
@@ -50,13 +78,13 @@ impl JsonBody {
     }
 
     /// Reads and parses the body of a request, with the memory that it takes.
-    pub(crate) async fn read(request: Request, app: &Arc<App>) -> Result<(JsonBody, MemoryRoom), ApiError> {
+    pub(crate) async fn read(request: Request, app: &Arc<App>) -> Result<(JsonBody, BodyRoom), ApiError> {
         read_parsed(request, app, JsonBody::parse).await
     }
 }
 
 /// Reads and parses the body of a request that need not be an object, with the memory that it takes.
-pub(crate) async fn read_value(request: Request, app: &Arc<App>) -> Result<(Value, MemoryRoom), ApiError> {
+pub(crate) async fn read_value(request: Request, app: &Arc<App>) -> Result<(Value, BodyRoom), ApiError> {
     read_parsed(request, app, parse_value).await
 }
 
@@ -69,7 +97,7 @@ async fn read_parsed<T: Send + 'static>(
     request: Request,
     app: &Arc<App>,
     parse: fn(&[u8]) -> Result<T, ApiError>,
-) -> Result<(T, MemoryRoom), ApiError> {
+) -> Result<(T, BodyRoom), ApiError> {
     let limits = app.limits();
     check_coding(request.headers())?;
     let read = read(request.into_body(), app);
@@ -122,7 +150,9 @@ fn printable(bytes: &[u8]) -> String {
 }
 
 /// The whole body, if it has at most so many bytes.
-async fn read(body: Body, app: &Arc<App>) -> Result<(Vec<u8>, MemoryRoom), ApiError> {
+///
+/// While it arrives it takes the room of its bytes; that of its values once they can be parsed.
+async fn read(body: Body, app: &Arc<App>) -> Result<(Vec<u8>, BodyRoom), ApiError> {
     let limit = app.limits().body_bytes;
     let too_large = || {
         ApiError::new(
@@ -137,10 +167,12 @@ async fn read(body: Body, app: &Arc<App>) -> Result<(Vec<u8>, MemoryRoom), ApiEr
     let mut body = pin!(body);
     let mut bytes = Vec::new();
     let room = app.body_room();
+    let share = room.pool().most() / SHARE;
     let mut values = ValueScan::default();
-    let pause = app.limits().body_time;
-    let mut last = Instant::now();
+    // When enough arrived the last time, and what there was then.
+    let (mut last, mut before) = (Instant::now(), 0);
     loop {
+        let pause = pause(app.limits().body_time, bytes.len());
         let frame = std::future::poll_fn(|context| body.as_mut().poll_frame(context));
         let Ok(frame) = tokio::time::timeout(pause.saturating_sub(last.elapsed()), frame).await else {
             let message = format!("no more of the body arrived within {pause:?}");
@@ -152,25 +184,41 @@ async fn read(body: Body, app: &Arc<App>) -> Result<(Vec<u8>, MemoryRoom), ApiEr
         if bytes.len() + data.len() > limit {
             return Err(too_large());
         }
-        let needed = data.len().saturating_add(values.bytes(&data));
-        let all = room.pool().most();
-        if room.bytes().saturating_add(needed) > all {
+        values.read(&data);
+        if values.deepest > MAX_DEPTH {
             let message = format!(
-                "the body and its values take more than the {} KiB of memory that there are for all bodies",
-                all >> 10
+                "the body is not valid JSON: more than {MAX_DEPTH} lists and objects within each other exceed the recursion limit"
+            );
+            return Err(ApiError::invalid(message));
+        }
+        if bytes.len().saturating_add(data.len()).saturating_add(values.bytes) > share {
+            let message = format!(
+                "the body and its values take more than {} KiB, a quarter of the memory that there is for all bodies",
+                share >> 10
             );
             return Err(ApiError::new(ErrorKind::TooLarge, message));
         }
-        if !room.grow(needed) {
-            let message = "the bodies of other requests take all the memory that there is for them";
-            return Err(ApiError::new(ErrorKind::TooMany, message).retry_after(Duration::from_secs(1)));
-        }
-        if !data.is_empty() {
-            last = Instant::now();
-        }
+        take_room(&room, data.len())?;
         bytes.extend_from_slice(&data);
+        if bytes.len() - before > before / PROGRESS {
+            (last, before) = (Instant::now(), bytes.len());
+        }
     }
-    Ok((bytes, room))
+    take_room(&room, values.bytes)?;
+    let text = bytes.len();
+    Ok((bytes, BodyRoom { room, text }))
+}
+
+fn take_room(room: &MemoryRoom, bytes: usize) -> Result<(), ApiError> {
+    let message = "the bodies of other requests take all the memory that there is for them";
+    let full = || ApiError::new(ErrorKind::TooMany, message).retry_after(Duration::from_secs(1));
+    room.grow(bytes).then_some(()).ok_or_else(full)
+}
+
+/// How long a body of which so many bytes were read may stand still.
+fn pause(body_time: Duration, read: usize) -> Duration {
+    let parts = u32::try_from(read / SMALL_BODY).unwrap_or(u32::MAX);
+    body_time / parts.clamp(1, LEAST_TIME)
 }
 
 /// Bytes that a list or an object takes as a value, beside what is in it.
@@ -184,23 +232,31 @@ const VALUE_BYTES: usize = 160;
 struct ValueScan {
     in_text: bool,
     escaped: bool,
+    /// The bytes that its values take, beside their texts.
+    bytes: usize,
+    /// Lists and objects that are open, and the most that ever were.
+    open: usize,
+    deepest: usize,
 }
 
 impl ValueScan {
-    /// The bytes that the values of the next part of the body take, beside their texts.
-    fn bytes(&mut self, part: &[u8]) -> usize {
-        let mut bytes = 0;
+    /// Reads the next part of the body.
+    fn read(&mut self, part: &[u8]) {
         for byte in part {
             match byte {
                 _ if std::mem::take(&mut self.escaped) => {}
                 b'\\' => self.escaped = self.in_text,
                 b'"' => self.in_text = !self.in_text,
-                b',' if !self.in_text => bytes += VALUE_BYTES,
-                b'[' | b'{' if !self.in_text => bytes += LIST_BYTES,
+                b',' if !self.in_text => self.bytes += VALUE_BYTES,
+                b'[' | b'{' if !self.in_text => {
+                    self.bytes += LIST_BYTES;
+                    self.open += 1;
+                    self.deepest = self.deepest.max(self.open);
+                }
+                b']' | b'}' if !self.in_text => self.open = self.open.saturating_sub(1),
                 _ => {}
             }
         }
-        bytes
     }
 }
 
@@ -236,8 +292,25 @@ mod tests {
         for split in 0..=body.len() {
             let (first, second) = body.as_bytes().split_at(split);
             let mut scan = ValueScan::default();
-            assert_eq!(scan.bytes(first) + scan.bytes(second), wanted, "{split}");
+            scan.read(first);
+            scan.read(second);
+            assert_eq!((scan.bytes, scan.open, scan.deepest), (wanted, 0, 3), "{split}");
         }
+    }
+
+    #[test]
+    fn large_bodies_stand_still_for_less_time() {
+        let time = Duration::from_secs(60);
+        let pauses = [0, SMALL_BODY, 4 * SMALL_BODY, usize::MAX].map(|read| pause(time, read).as_secs());
+        assert_eq!(pauses, [60, 60, 15, 10]);
+    }
+
+    /// The scan refuses no body that the parser would read.
+    #[test]
+    fn what_the_parser_reads_is_no_deeper_than_the_limit() {
+        let deep = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+        assert!(parse_value(deep(MAX_DEPTH - 1).as_bytes()).is_ok());
+        assert!(parse_value(deep(MAX_DEPTH + 1).as_bytes()).is_err());
     }
 
     #[test]

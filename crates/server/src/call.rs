@@ -7,13 +7,12 @@ use axum::extract::{FromRequest, Request};
 use axum::http::HeaderMap;
 
 use crate::app::App;
-use crate::body::JsonBody;
+use crate::body::{BodyRoom, JsonBody};
 use crate::error::ApiError;
 use crate::field_log::RouteFieldLog;
 use crate::fields::Fields;
 use crate::model::ServedModel;
 use crate::operation::caller::Caller;
-use crate::operation::memory_room::MemoryRoom;
 
 /// A request with a JSON body, as handlers take it.
 pub struct Call {
@@ -30,7 +29,21 @@ pub struct Call {
     /// Notes the fields that are asked for, where that is wanted.
     log: Option<RouteFieldLog>,
     /// The memory that the body takes as long as it is there.
-    _room: MemoryRoom,
+    room: BodyRoom,
+}
+
+/// The caller of a request whose body was parsed: its texts are held until the answer begins, and take their room as long.
+pub struct ParsedCall {
+    caller: Caller,
+    _room: BodyRoom,
+}
+
+impl std::ops::Deref for ParsedCall {
+    type Target = Caller;
+
+    fn deref(&self) -> &Caller {
+        &self.caller
+    }
 }
 
 /// What identifies a request in answers and logs.
@@ -41,6 +54,15 @@ impl Call {
     /// The fields of the body.
     pub fn fields(&self) -> Fields<'_> {
         self.body.fields().logged(self.log.as_ref())
+    }
+
+    /// The caller, without the body: all that is generated from was taken out of it.
+    #[must_use]
+    pub fn parsed(self) -> ParsedCall {
+        let Call { caller, body, room, .. } = self;
+        drop(body);
+        room.note_parsed();
+        ParsedCall { caller, _room: room }
     }
 
     /// The model that the body names.
@@ -59,7 +81,7 @@ impl FromRequest<Arc<App>> for Call {
         let headers = request.headers().clone();
         let log = app.field_log().map(|log| RouteFieldLog::new(log, request.uri().path()));
         let (body, room) = JsonBody::read(request, app).await?;
-        Ok(Call { app: Arc::clone(app), caller, id, headers, body, log, _room: room })
+        Ok(Call { app: Arc::clone(app), caller, id, headers, body, log, room })
     }
 }
 

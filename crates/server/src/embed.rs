@@ -2,17 +2,24 @@
 //! engine, computed in parts beside the tokens of answers, so that a long text holds up no stream.
 
 use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use axum::response::Response;
+use bytes::Bytes;
 use quadriga_llm::Pooling;
 use quadriga_llm::serving::{Event, EventSink, Request, RequestId, Service};
+use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::embedding::EmbeddingTask;
 use crate::error::{ApiError, ErrorKind};
+use crate::held_answers;
 use crate::model::{InFlightGuard, ServedModel};
 use crate::operation::caller::CallerUse;
+use crate::operation::memory_room::MemoryRoom;
+use crate::whole_answers::held_response;
 
 /// The most texts of one request that are computed at a time, and the part of the engine's sequences that they may take: the
 /// rest stays for others.
@@ -62,6 +69,40 @@ struct Texts<'s> {
     vectors: Vec<Vec<f32>>,
 }
 
+/// The vectors of texts, with the memory that they take.
+#[derive(Default)]
+pub struct Embedded {
+    vectors: Vec<Vec<f32>>,
+    room: Option<MemoryRoom>,
+}
+
+impl Embedded {
+    /// Writes an answer with them, which takes their memory until it is sent.
+    pub(crate) fn written(self, answer: &Value) -> Response {
+        let Embedded { vectors, room } = self;
+        drop(vectors);
+        let text = Bytes::from(answer.to_string());
+        if let Some(room) = &room {
+            room.shrink(room.bytes().saturating_sub(text.len()));
+        }
+        held_response(text, room)
+    }
+}
+
+impl Deref for Embedded {
+    type Target = Vec<Vec<f32>>;
+
+    fn deref(&self) -> &Vec<Vec<f32>> {
+        &self.vectors
+    }
+}
+
+impl DerefMut for Embedded {
+    fn deref_mut(&mut self) -> &mut Vec<Vec<f32>> {
+        &mut self.vectors
+    }
+}
+
 impl ServedModel {
     /// Computes embeddings of texts, or how well documents answer queries, for their tokens. `client` is whose share of the
     /// engine they use; `usage` is charged with what is computed, also if nobody waits for the end of it.
@@ -71,8 +112,14 @@ impl ServedModel {
         texts: Vec<Vec<u32>>,
         client: u64,
         usage: CallerUse,
-    ) -> Result<Vec<Vec<f32>>, ApiError> {
+    ) -> Result<Embedded, ApiError> {
         let tokens = texts.iter().map(Vec::len).sum();
+        let numbers = match (task, self.pooling()) {
+            (EmbeddingTask::Rank, _) => texts.len(),
+            (_, Pooling::None) => self.model.hyperparameters().width.saturating_mul(tokens),
+            _ => self.model.hyperparameters().width.saturating_mul(texts.len()),
+        };
+        let room = Some(held_answers::reserve_numbers(usage.answer_memory(), numbers)?);
         let vectors = match (self.encoder_service(), task) {
             (Some(encoder), _) => encoder.compute(task, texts, usage).await,
             (None, EmbeddingTask::Embed) => embed_beside(self, &texts, client, &usage, false).await,
@@ -80,7 +127,7 @@ impl ServedModel {
             (None, EmbeddingTask::Rank) => Err(quadriga_llm::Error::NoClassificationHead.into()),
         }?;
         self.metrics.note_embedded(tokens);
-        Ok(vectors)
+        Ok(Embedded { vectors, room })
     }
 }
 

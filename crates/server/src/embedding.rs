@@ -15,8 +15,8 @@ use crate::operation::caller::CallerUse;
 /// The embeddings of texts, or why there are none.
 type Embedded = Result<Vec<Vec<f32>>, ApiError>;
 
-/// The most requests that wait.
-const MAX_WAITING: usize = 256;
+/// The most requests that have not ended.
+const MAX_JOBS: usize = 256;
 
 /// Makes the embedder, when the first request comes.
 pub type EmbedderLoader = Box<dyn FnOnce() -> Result<Embedder, quadriga_llm::Error> + Send>;
@@ -32,7 +32,26 @@ pub enum EmbeddingTask {
     Rank,
 }
 
+/// One of the jobs that have not ended, until it is dropped.
+struct JobPlace(Arc<AtomicUsize>);
+
+impl JobPlace {
+    /// `None` if there are too many.
+    fn take(jobs: &Arc<AtomicUsize>) -> Option<JobPlace> {
+        let more = |count: usize| (count < MAX_JOBS).then_some(count + 1);
+        jobs.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(JobPlace(Arc::clone(jobs)))
+    }
+}
+
+impl Drop for JobPlace {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 struct Job {
+    place: JobPlace,
     task: EmbeddingTask,
     texts: Vec<Vec<u32>>,
     /// Whoever asked, until it is computed.
@@ -40,10 +59,20 @@ struct Job {
     reply: oneshot::Sender<Embedded>,
 }
 
+impl Job {
+    fn reply_with(self, embedded: Embedded) {
+        let Job { place, reply, .. } = self;
+        // Whoever hears of it may come with the next one.
+        drop(place);
+        let _ = reply.send(embedded);
+    }
+}
+
 /// Computes embeddings for requests of any thread.
 pub(crate) struct EmbeddingService {
     state: Mutex<State>,
-    waiting: Arc<AtomicUsize>,
+    /// Jobs that have not ended.
+    count: Arc<AtomicUsize>,
 }
 
 enum State {
@@ -58,7 +87,7 @@ enum State {
 
 impl EmbeddingService {
     pub(crate) fn new(loader: EmbedderLoader) -> EmbeddingService {
-        EmbeddingService { state: Mutex::new(State::Unused(loader)), waiting: Arc::default() }
+        EmbeddingService { state: Mutex::new(State::Unused(loader)), count: Arc::default() }
     }
 
     /// Computes the vectors of tokenized texts.
@@ -69,20 +98,14 @@ impl EmbeddingService {
         usage: CallerUse,
     ) -> Embedded {
         let stopped = || ApiError::new(ErrorKind::Unavailable, "embeddings cannot be computed any more");
-        if self.waiting.load(Ordering::Relaxed) >= MAX_WAITING {
-            let message =
-                format!("{MAX_WAITING} requests for embeddings are waiting already; try again later");
-            return Err(
-                ApiError::new(ErrorKind::TooMany, message).retry_after(std::time::Duration::from_secs(1))
-            );
-        }
+        let too_many = || {
+            let message = format!("{MAX_JOBS} requests for embeddings are waiting already; try again later");
+            ApiError::new(ErrorKind::TooMany, message).retry_after(std::time::Duration::from_secs(1))
+        };
+        let place = JobPlace::take(&self.count).ok_or_else(too_many)?;
         let (reply, answer) = oneshot::channel();
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let sent = self.jobs().and_then(|jobs| jobs.send(Job { task, texts, usage, reply }).ok());
-        if sent.is_none() {
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
-            return Err(stopped());
-        }
+        let job = Job { place, task, texts, usage, reply };
+        self.jobs().and_then(|jobs| jobs.send(job).ok()).ok_or_else(stopped)?;
         answer.await.map_err(|_| stopped())?
     }
 
@@ -92,8 +115,7 @@ impl EmbeddingService {
         match std::mem::replace(&mut *state, State::Stopped) {
             State::Unused(loader) => {
                 let (jobs, inbox) = channel();
-                let waiting = Arc::clone(&self.waiting);
-                let run = move || run(loader, &inbox, &waiting);
+                let run = move || run(loader, &inbox);
                 let thread = std::thread::Builder::new().name("quadriga-embed".to_owned()).spawn(run).ok()?;
                 *state = State::Running { jobs: jobs.clone(), thread };
                 Some(jobs)
@@ -107,20 +129,26 @@ impl EmbeddingService {
     }
 }
 
-impl Drop for EmbeddingService {
-    /// Waits for the thread.
-    fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let State::Running { jobs, thread } = std::mem::replace(state, State::Stopped) {
-            drop(jobs);
+impl EmbeddingService {
+    /// Refuses further jobs, and waits until the thread has ended.
+    pub(crate) fn end(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let State::Running { jobs, thread } = std::mem::replace(&mut *state, State::Stopped) {
+            drop((state, jobs));
             let _ = thread.join();
         }
     }
 }
 
-fn run(loader: EmbedderLoader, inbox: &Receiver<Job>, waiting: &AtomicUsize) {
+impl Drop for EmbeddingService {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn run(loader: EmbedderLoader, inbox: &Receiver<Job>) {
     let mut embedder = loader().map_err(ApiError::from);
-    serve(inbox, waiting, &mut |job, texts| match &mut embedder {
+    serve(inbox, &mut |job, texts| match &mut embedder {
         Ok(embedder) => {
             let batch = texts.get(..embedder.first_batch(texts)).unwrap_or(texts);
             // Texts that fail cost as much, and so do those for which nobody waits any more.
@@ -133,20 +161,13 @@ fn run(loader: EmbedderLoader, inbox: &Receiver<Job>, waiting: &AtomicUsize) {
 
 /// Computes jobs in turn, a batch of one after a batch of another, so that a short job waits for one batch of a long one.
 /// `compute` gives the vectors of the first of the texts that it is given, of as many as it computes together.
-fn serve(
-    inbox: &Receiver<Job>,
-    waiting: &AtomicUsize,
-    compute: &mut dyn FnMut(&Job, &[Vec<u32>]) -> Embedded,
-) {
+fn serve(inbox: &Receiver<Job>, compute: &mut dyn FnMut(&Job, &[Vec<u32>]) -> Embedded) {
     // Jobs with the vectors that are there.
     let mut begun: VecDeque<(Job, Vec<Vec<f32>>)> = VecDeque::new();
     loop {
         let next = begun.pop_front().or_else(|| Some((inbox.recv().ok()?, Vec::new())));
         // Without any, all senders are gone.
         let Some((job, mut vectors)) = next else { return };
-        if vectors.is_empty() {
-            waiting.fetch_sub(1, Ordering::Relaxed);
-        }
         // Its client went away.
         if job.reply.is_closed() {
             continue;
@@ -162,9 +183,9 @@ fn serve(
             }
             Ok(part) => {
                 vectors.extend(part);
-                let _ = job.reply.send(Ok(vectors));
+                job.reply_with(Ok(vectors));
             }
-            Err(error) => drop(job.reply.send(Err(error))),
+            Err(error) => job.reply_with(Err(error)),
         }
     }
 }
@@ -187,7 +208,8 @@ mod tests {
         let (reply, answer) = oneshot::channel();
         let texts = texts.iter().map(|token| vec![*token]).collect();
         let usage = Caller::default().enter().unwrap();
-        (Job { task: EmbeddingTask::Embed, texts, usage, reply }, answer)
+        let place = JobPlace::take(&Arc::default()).unwrap();
+        (Job { place, task: EmbeddingTask::Embed, texts, usage, reply }, answer)
     }
 
     /// Computes one text at a time. `meanwhile` is called with the number of texts before.
@@ -195,7 +217,7 @@ mod tests {
         let (jobs, inbox) = channel();
         jobs.send(first).unwrap();
         let (mut order, mut jobs) = (Vec::new(), Some(jobs));
-        serve(&inbox, &AtomicUsize::new(9), &mut |_, texts| {
+        serve(&inbox, &mut |_, texts| {
             if let Some(jobs) = &jobs {
                 meanwhile(order.len(), jobs);
             }
@@ -232,5 +254,26 @@ mod tests {
             }
         });
         assert_eq!(order, [1, 2]);
+    }
+
+    /// Also those that were begun: each has vectors.
+    #[test]
+    fn jobs_that_were_begun_are_counted() {
+        let count = Arc::new(AtomicUsize::new(0));
+        let ((mut long, mut answer), (mut other, _nobody)) = (job(&[1, 2]), job(&[3]));
+        (long.place, other.place) = (JobPlace::take(&count).unwrap(), JobPlace::take(&count).unwrap());
+        let mut other = Some(other);
+        let mut counts = Vec::new();
+        computed(long, |before, jobs| {
+            counts.push(count.load(Ordering::Acquire));
+            if before == 0 {
+                jobs.send(other.take().unwrap()).unwrap();
+            }
+        });
+        assert_eq!(counts, [2, 2]);
+        assert!(answer.try_recv().unwrap().is_ok());
+        assert_eq!(count.load(Ordering::Acquire), 0);
+        let all: Vec<JobPlace> = std::iter::from_fn(|| JobPlace::take(&count)).collect();
+        assert_eq!(all.len(), MAX_JOBS);
     }
 }

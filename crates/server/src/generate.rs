@@ -49,16 +49,18 @@ impl ServedModel {
         // Dropped with this function's future, when the client leaves.
         let until_dropped = CancelOnDrop::default();
         let cancellation = until_dropped.0.clone();
-        let memory = Arc::clone(usage.answer_memory());
+        let memory = usage.answer_memory().clone();
         let render = move || {
             let rendered = generations.into_iter().map(|generation| prompt::rendered(&served, generation));
             let rendered = rendered.collect::<Result<Vec<Rendered>, ApiError>>()?;
-            held_answers::check(&memory, served.context(), rendered.iter().map(Rendered::generation))?;
+            let prompts = rendered.iter().map(Rendered::generation);
+            let room = held_answers::reserve(&memory, served.context(), prompts)?;
             let known = rendered.iter().map(|rendered| rendered.known(&served, client));
             let known = known.collect::<Result<Option<Vec<_>>, ApiError>>()?;
-            Ok::<_, ApiError>(known.ok_or((served, rendered)))
+            Ok::<_, ApiError>((room, known.ok_or((served, rendered))))
         };
-        let prepared = match self.tokenizing(bytes, render).await?? {
+        let (room, prepared) = self.tokenizing(bytes, render).await??;
+        let prepared = match prepared {
             Ok(prepared) => prepared,
             Err((served, rendered)) => {
                 let compile = move || {
@@ -68,7 +70,7 @@ impl ServedModel {
                 self.compiling(compile).await??
             }
         };
-        Running::start(self, prepared, usage).await
+        Running::start(self, prepared, usage, room).await
     }
 
     /// The engine's requests, one for each choice, for callers that give them to [`ServedModel::service`] themselves.

@@ -1,7 +1,6 @@
 //! The memory of answers: of those that are collected until they are complete, and of those that wait for their clients to read them.
 //! All answers of a server share it, so that no request takes the memory of the others.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use quadriga_llm::serving::{Event, TokenLogprobs};
 
 use crate::error::{ApiError, ErrorKind};
 use crate::generation::Generation;
-use crate::operation::memory_room::{MemoryPool, MemoryRoom};
+use crate::operation::memory_room::{AnswerMemory, MemoryRoom};
 
 /// The most tokens of a streamed answer that wait for a client to read them, beyond what buffers of the connection hold. One that
 /// reads no more has its answer ended: its sequence is for others then.
@@ -21,12 +20,23 @@ const TOKEN_BYTES: usize = 128;
 /// The same for a log-probability, which is an object with a token, its text and its bytes while the answer is written.
 const LOGPROB_BYTES: usize = 1024;
 
-/// One request may take this part of the memory for answers.
-const SHARE: usize = 2;
+/// Tokens of an answer whose room is reserved. Longer ones take more as they grow: few have all the tokens that they may have.
+const RESERVED_TOKENS: usize = 4096;
+
+/// The memory that the answers of one request may take, of which some is reserved.
+pub(crate) struct AnswerRoom {
+    room: MemoryRoom,
+    /// The most bytes.
+    most: usize,
+}
 
 /// The memory of the answers of one request.
 pub(crate) struct HeldAnswers {
     room: MemoryRoom,
+    /// The most bytes.
+    most: usize,
+    /// Bytes that are reserved and not used yet.
+    reserved: AtomicUsize,
     /// Whether the client reads them while they are generated.
     streamed: bool,
     /// Of each answer, the tokens that were generated and are not taken yet.
@@ -46,9 +56,11 @@ pub(crate) enum Overflow {
 
 impl HeldAnswers {
     /// For so many answers.
-    pub(crate) fn new(pool: &Arc<MemoryPool>, streamed: bool, answers: usize) -> HeldAnswers {
+    pub(crate) fn new(room: AnswerRoom, streamed: bool, answers: usize) -> HeldAnswers {
         let waiting = (0..answers).map(|_| AtomicUsize::new(0)).collect();
-        HeldAnswers { room: MemoryRoom::new(pool), streamed, waiting }
+        let AnswerRoom { room, most } = room;
+        let reserved = AtomicUsize::new(room.bytes());
+        HeldAnswers { room, most, reserved, streamed, waiting }
     }
 
     /// Takes room for an event of an answer, on the engine's thread.
@@ -64,10 +76,13 @@ impl HeldAnswers {
             return Err(Overflow::Unread);
         }
         let bytes = self.bytes_of(event);
-        if self.room.bytes().saturating_add(bytes) > share(self.room.pool()) {
+        let rest = |left: usize| Some(left.saturating_sub(bytes));
+        let left = self.reserved.fetch_update(Ordering::AcqRel, Ordering::Acquire, rest);
+        let more = bytes.saturating_sub(left.unwrap_or_else(|left| left));
+        if self.room.bytes().saturating_add(more) > self.most {
             return Err(Overflow::Share);
         }
-        if self.room.grow(bytes) { Ok(()) } else { Err(Overflow::Pool) }
+        if self.room.grow(more) { Ok(()) } else { Err(Overflow::Pool) }
     }
 
     /// An event was taken. What is streamed is the connection's from now on.
@@ -93,7 +108,7 @@ impl HeldAnswers {
 
     /// The error of answers that were ended.
     pub(crate) fn error(&self, overflow: Overflow) -> ApiError {
-        let most = share(self.room.pool()) >> 10;
+        let most = self.most >> 10;
         match overflow {
             Overflow::Unread => {
                 let message = format!(
@@ -110,10 +125,7 @@ impl HeldAnswers {
             Overflow::Share => ApiError::invalid(format!(
                 "the answer takes more than {most} KiB before it is complete; {WAY_OUT}"
             )),
-            Overflow::Pool => {
-                let message = "the answers to other requests take all the memory that there is for them";
-                ApiError::new(ErrorKind::TooMany, message).retry_after(Duration::from_secs(1))
-            }
+            Overflow::Pool => no_room(),
         }
     }
 
@@ -133,9 +145,43 @@ impl HeldAnswers {
 
 const WAY_OUT: &str = "ask for fewer answers, tokens or log-probabilities, or for a stream";
 
-/// The most bytes of one request.
-fn share(pool: &MemoryPool) -> usize {
-    pool.most() / SHARE
+/// The error of a request for which there is no memory now.
+fn no_room() -> ApiError {
+    let message = "the answers to other requests take all the memory that there is for them";
+    ApiError::new(ErrorKind::TooMany, message).retry_after(Duration::from_secs(1))
+}
+
+impl AnswerRoom {
+    /// Room for a stream, or for answers that are collected.
+    fn new(memory: &AnswerMemory, streamed: bool) -> AnswerRoom {
+        let (pool, most) = match streamed {
+            true => (&memory.streamed, memory.streamed.most() / 2),
+            false => (&memory.collected, collected_share(memory)),
+        };
+        AnswerRoom { room: MemoryRoom::new(pool), most }
+    }
+}
+
+/// Bytes of a number of an embedding: as it is computed, and as it is written.
+const NUMBER_BYTES: usize = 20;
+
+/// Reserves the room of vectors with so many numbers, before any of them is computed.
+pub(crate) fn reserve_numbers(memory: &AnswerMemory, numbers: usize) -> Result<MemoryRoom, ApiError> {
+    let (bytes, most) = (numbers.saturating_mul(NUMBER_BYTES), collected_share(memory));
+    if bytes > most {
+        return Err(ApiError::invalid(format!(
+            "the embeddings take {} KiB; at most {} KiB are collected for a request: send fewer texts",
+            bytes.div_ceil(1 << 10),
+            most >> 10
+        )));
+    }
+    let room = MemoryRoom::new(&memory.collected);
+    room.grow(bytes).then_some(room).ok_or_else(no_room)
+}
+
+/// The most bytes of the collected answers of one request: half of the memory of all answers.
+fn collected_share(memory: &AnswerMemory) -> usize {
+    memory.collected.most().saturating_add(memory.streamed.most()) / 2
 }
 
 /// Bytes of a token's log-probability beside those of so many others.
@@ -143,35 +189,111 @@ fn logprob_bytes(others: usize) -> usize {
     LOGPROB_BYTES.saturating_mul(others.saturating_add(1))
 }
 
-/// Refuses a request whose answers would not fit once they have all the tokens that it asks for. Those that nothing but the context
+/// Reserves the room of answers that are collected before anything of them is computed. Refuses a request whose answers would not fit
+/// once they have all the tokens that it asks for. Those that nothing but the context
 /// limits are ended when they take too much. `prompts` are its parts with the tokens of their prompts.
-pub(crate) fn check<'g>(
-    pool: &MemoryPool,
+pub(crate) fn reserve<'g>(
+    memory: &AnswerMemory,
     context: usize,
     prompts: impl IntoIterator<Item = (&'g Generation, usize)>,
-) -> Result<(), ApiError> {
-    let (mut bytes, mut count, mut first) = (0_usize, 0, None);
+) -> Result<AnswerRoom, ApiError> {
+    let (mut bytes, mut needed, mut count, mut first) = (0_usize, 0_usize, 0, None);
     for (generation, prompt) in prompts {
         let room = context.saturating_sub(prompt);
         let tokens = generation.max_tokens.unwrap_or(1).min(room);
-        let each = TOKEN_BYTES + generation.logprobs.map_or(0, logprob_bytes);
-        let answers = tokens.saturating_mul(each).saturating_mul(generation.choices);
+        let logprobs = tokens.saturating_mul(generation.logprobs.map_or(0, logprob_bytes));
+        let of_answers = |tokens: usize| {
+            tokens.saturating_mul(TOKEN_BYTES).saturating_add(logprobs).saturating_mul(generation.choices)
+        };
         let echoed = generation.prompt_logprobs.map_or(0, logprob_bytes).saturating_mul(prompt);
-        bytes = bytes.saturating_add(answers).saturating_add(echoed);
+        bytes = bytes.saturating_add(of_answers(tokens)).saturating_add(echoed);
+        needed = needed.saturating_add(of_answers(tokens.min(RESERVED_TOKENS))).saturating_add(echoed);
         count += 1;
         first.get_or_insert(generation);
     }
-    let Some(first) = first.filter(|first| !first.streamed && bytes > share(pool)) else { return Ok(()) };
-    let field = match (first.logprobs.filter(|count| *count > 0), first.choices) {
-        _ if count > 1 => "prompt",
-        (Some(_), _) => first.logprobs_field,
-        (None, 1) => "max_tokens",
-        (None, _) => "n",
-    };
-    let problem = format!(
-        "asks for {} KiB of answers and log-probabilities; at most {} KiB are collected for a request: {WAY_OUT}",
-        bytes.div_ceil(1 << 10),
-        share(pool) >> 10
-    );
-    Err(ApiError::field(field, problem))
+    let room = AnswerRoom::new(memory, first.is_some_and(|first| first.streamed));
+    let Some(first) = first.filter(|first| !first.streamed) else { return Ok(room) };
+    if bytes > room.most {
+        let field = match (first.logprobs.filter(|count| *count > 0), first.choices) {
+            _ if count > 1 => "prompt",
+            (Some(_), _) => first.logprobs_field,
+            (None, 1) => "max_tokens",
+            (None, _) => "n",
+        };
+        let problem = format!(
+            "asks for {} KiB of answers and log-probabilities; at most {} KiB are collected for a request: {WAY_OUT}",
+            bytes.div_ceil(1 << 10),
+            room.most >> 10
+        );
+        return Err(ApiError::field(field, problem));
+    }
+    room.room.grow(needed).then_some(room).ok_or_else(no_room)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+mod tests {
+    use super::*;
+    use crate::generation::Prompt;
+
+    fn generation(streamed: bool) -> Generation {
+        Generation { streamed, max_tokens: Some(1), ..Generation::new(Prompt::Text(String::new())) }
+    }
+
+    /// So many log-probabilities of a prompt.
+    fn prompt(tokens: usize) -> Event {
+        let one = TokenLogprobs { logprob: 0.0, rank: 0, top: Vec::new() };
+        Event::Prompt { logprobs: vec![one; tokens] }
+    }
+
+    #[test]
+    fn collected_answers_reserve_their_room_and_leave_that_of_streams() {
+        let memory = AnswerMemory::new(100 << 10);
+        let asks = Generation { prompt_logprobs: Some(0), ..generation(false) };
+        let reserve = |tokens| reserve(&memory, 1000, [(&asks, tokens)]);
+        // One request may take half; all of them three quarters.
+        let error = reserve(51).err().unwrap();
+        assert!(error.message.contains("at most 50 KiB"), "{error}");
+        let first = HeldAnswers::new(reserve(49).unwrap(), false, 1);
+        let second = reserve(25).unwrap();
+        let error = reserve(10).err().unwrap();
+        assert_eq!(error.kind, ErrorKind::TooMany, "{error}");
+        // What is reserved is there, and is not counted twice.
+        assert_eq!(first.add(0, &prompt(49)), Ok(()));
+        assert_eq!(first.bytes(), 49 * LOGPROB_BYTES + TOKEN_BYTES);
+        // A stream goes on beside them.
+        let room = super::reserve(&memory, 1000, [(&generation(true), 1)]).unwrap();
+        assert_eq!(HeldAnswers::new(room, true, 1).add(0, &prompt(100)), Ok(()));
+        drop(second);
+        assert!(reserve(10).is_ok());
+    }
+
+    #[test]
+    fn embeddings_share_the_memory_of_collected_answers() {
+        let memory = AnswerMemory::new(1000 * NUMBER_BYTES);
+        assert!(reserve_numbers(&memory, 501).unwrap_err().message.contains("fewer texts"));
+        let first = reserve_numbers(&memory, 500).unwrap();
+        assert_eq!(reserve_numbers(&memory, 500).unwrap_err().kind, ErrorKind::TooMany);
+        let _second = reserve_numbers(&memory, 250).unwrap();
+        drop(first);
+        assert!(reserve_numbers(&memory, 500).is_ok());
+    }
+
+    #[test]
+    fn an_answer_is_ended_where_its_share_or_all_memory_ends() {
+        let memory = AnswerMemory::new(64 << 10);
+        let stream = || HeldAnswers::new(reserve(&memory, 1000, [(&generation(true), 1)]).unwrap(), true, 1);
+        let each = size_of::<TokenLogprobs>();
+        let half = (8 << 10) / each;
+        let streams = [stream(), stream()];
+        assert_eq!(streams[0].add(0, &prompt(half)), Ok(()));
+        assert_eq!(streams[0].add(0, &prompt(half)), Err(Overflow::Share));
+        assert_eq!(streams[1].add(0, &prompt(half)), Ok(()));
+        let third = stream();
+        assert_eq!(third.add(0, &prompt(half)), Err(Overflow::Pool));
+        assert_eq!(third.error(Overflow::Pool).kind, ErrorKind::TooMany);
+        // The client of another one has read on.
+        streams[0].take(0, &prompt(half));
+        assert_eq!(third.add(0, &prompt(half)), Ok(()));
+    }
 }

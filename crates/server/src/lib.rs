@@ -45,6 +45,7 @@ pub mod model;
 mod model_changes;
 mod model_loader;
 pub mod observed;
+mod observer_counts;
 pub mod openapi;
 pub mod operation;
 mod page;

@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use crate::embedding::{EmbedderLoader, EmbeddingService};
 use crate::error::{ApiError, ErrorKind};
 use crate::generation::ReasoningEffort;
+use crate::observer_counts::ObserverCounts;
 use crate::operation::metrics::ModelMetrics;
 use crate::reasoning_output::ReasoningOutput;
 use crate::slot_table::{AnswerSlot, SlotTable};
@@ -67,7 +68,7 @@ pub struct ServedModel {
     /// Requests whose grammars are compiled.
     compilers: Arc<Semaphore>,
     /// References of [`ObservedModel`](crate::observed::ObservedModel).
-    pub(crate) observers: AtomicUsize,
+    pub(crate) observers: ObserverCounts,
     /// Whether its engine was taken away, to be ended.
     ended: bool,
 }
@@ -177,8 +178,14 @@ impl Drop for ServedModel {
 }
 
 impl ServedModel {
-    /// Frees it on this thread, which may wait, unless somebody else has a reference: its memory is free then.
-    pub(crate) fn free(served: Arc<ServedModel>) {
+    /// Ends its engine, which nobody uses, on this thread: its memory is free then.
+    pub(crate) fn end_engine(&self) {
+        self.service.iter().for_each(Service::end);
+        self.embeddings.iter().for_each(EmbeddingService::end);
+    }
+
+    /// Gives up a reference; the last one ends what is left on this thread, which may wait.
+    pub(crate) fn end_if_last(served: Arc<ServedModel>) {
         drop(Arc::into_inner(served).and_then(|mut served| served.end()));
     }
 
@@ -251,7 +258,7 @@ impl ServedModel {
             long_texts: Arc::new(Semaphore::new(LONG_TEXTS)),
             counted_texts: Arc::new(Semaphore::new(COUNTED_TEXTS)),
             compilers: Arc::new(Semaphore::new(MAX_COMPILING)),
-            observers: AtomicUsize::new(0),
+            observers: ObserverCounts::default(),
             ended: false,
         }
     }

@@ -2,7 +2,6 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::model::ServedModel;
 
@@ -16,7 +15,7 @@ impl ObservedModel {
     }
 
     pub(crate) fn new(served: Arc<ServedModel>) -> ObservedModel {
-        served.observers.fetch_add(1, Ordering::SeqCst);
+        served.observers.come();
         ObservedModel(served)
     }
 
@@ -28,8 +27,16 @@ impl ObservedModel {
     /// Whether nobody uses the model of a registry, which has a reference of its own. Observers that are just coming or leaving may count as
     /// users for an instant, never the other way round: each is counted only while it has its reference.
     pub(crate) fn is_idle(served: &Arc<ServedModel>) -> bool {
-        let observers = served.observers.load(Ordering::SeqCst);
-        Arc::strong_count(served) <= 1 + observers
+        served.observers.are_all_others(|| Arc::strong_count(served), || ())
+    }
+
+    /// Frees a model on this thread, which may wait, unless somebody uses it. The memory of its engine is free then, also while
+    /// somebody looks at it.
+    pub(crate) fn free(served: Arc<ServedModel>) {
+        if ObservedModel::is_idle(&served) {
+            served.end_engine();
+        }
+        ServedModel::end_if_last(served);
     }
 }
 
@@ -50,6 +57,6 @@ impl Deref for ObservedModel {
 impl Drop for ObservedModel {
     fn drop(&mut self) {
         // Before its reference goes.
-        self.0.observers.fetch_sub(1, Ordering::SeqCst);
+        self.0.observers.leave();
     }
 }

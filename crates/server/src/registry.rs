@@ -351,7 +351,7 @@ impl ModelRegistry {
             let work = move || {
                 // A model whose device was lost goes first.
                 if let Some(Slot::Loaded { served, .. }) = before {
-                    ServedModel::free(served);
+                    ObservedModel::free(served);
                 }
                 worker.load_now(&wanted)
             };
@@ -489,7 +489,7 @@ impl ModelRegistry {
         match slot {
             Slot::Loaded { served, keep_alive } => {
                 // The next model needs its memory.
-                ServedModel::free(served);
+                ObservedModel::free(served);
                 Some((name, keep_alive))
             }
             Slot::Loading { .. } | Slot::Failed(_) => None,

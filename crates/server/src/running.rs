@@ -13,7 +13,7 @@ use crate::answer_tokens::HeldTokens;
 use crate::call::new_id;
 use crate::error::{ApiError, ErrorKind};
 use crate::generation::{Delta, Done, FinishReason, GenerationEvent, ToolCallPiece};
-use crate::held_answers::{HeldAnswers, Overflow};
+use crate::held_answers::{AnswerRoom, HeldAnswers, Overflow};
 use crate::model::{FlightOptions, InFlightGuard, ServedModel};
 use crate::operation::caller::{CallerUse, TokenNeed};
 use crate::prompt::Prepared;
@@ -76,6 +76,7 @@ impl Running {
         served: &Arc<ServedModel>,
         mut prepared: Vec<Prepared>,
         usage: CallerUse,
+        room: AnswerRoom,
     ) -> Result<Running, ApiError> {
         let (sender, events) = mpsc::unbounded_channel();
         let needed: TokenNeed = prepared.iter().map(|prepared| need(served, prepared)).sum();
@@ -90,7 +91,7 @@ impl Running {
         let answers = prepared.iter().map(|prepared| prepared.requests.len()).sum();
         check_room(served, answers)?;
         let streamed = prepared.iter().any(|prepared| prepared.streamed);
-        let held = Arc::new(HeldAnswers::new(usage.answer_memory(), streamed, answers));
+        let held = Arc::new(HeldAnswers::new(room, streamed, answers));
         let (mut all, mut choices, mut prompts) = (Vec::new(), Vec::new(), Vec::new());
         for Prepared { requests, stops, prompt, reasoning, slot, .. } in prepared {
             let control_text = requests.iter().any(|request| request.rules.control_text);
@@ -381,6 +382,17 @@ impl Drop for Accepted {
 impl Drop for Running {
     /// Cancels what has not ended.
     fn drop(&mut self) {
+        // An answer whose end nobody took is complete nevertheless. Those that end after this are counted by their meters.
+        self.events.close();
+        while let Ok((choice, sent)) = self.events.try_recv() {
+            if let (Sent::Event(Event::Finished(finished)), Some(choice)) =
+                (sent, self.choices.get_mut(choice).filter(|choice| choice.id.is_some()))
+            {
+                choice.id = None;
+                self.usage.charge(finished.counts.prompt + finished.counts.answer);
+                self.served.note_finished(&finished);
+            }
+        }
         for choice in &mut self.choices {
             if let Some(id) = choice.id {
                 if let Ok(service) = self.served.service() {
@@ -414,6 +426,11 @@ fn sink(
             let _ = sender.send((choice, Sent::Ended(overflow)));
             return false;
         }
-        sender.send((choice, Sent::Event(event))).is_ok()
+        let is_end = matches!(event, Event::Finished(_));
+        let is_heard = sender.send((choice, Sent::Event(event))).is_ok();
+        if is_end && is_heard {
+            meter.note_whole();
+        }
+        is_heard
     })
 }

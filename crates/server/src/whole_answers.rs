@@ -46,10 +46,7 @@ impl WholeAnswers {
             let text = Bytes::from(value.to_string());
             drop(value);
             held.note_written(text.len());
-            let mut response = Response::new(Body::new(HeldBody { body: text.into(), _held: held }));
-            let json = HeaderValue::from_static("application/json");
-            response.headers_mut().insert(header::CONTENT_TYPE, json);
-            Ok(response)
+            Ok(held_response(text, held))
         };
         if !is_long {
             return work();
@@ -58,13 +55,20 @@ impl WholeAnswers {
     }
 }
 
-/// The text of answers, which takes its memory until it is sent.
-struct HeldBody {
-    body: Body,
-    _held: Arc<HeldAnswers>,
+/// An answer of JSON whose text takes its memory until it is sent.
+pub(crate) fn held_response(text: Bytes, held: impl Send + Unpin + 'static) -> Response {
+    let mut response = Response::new(Body::new(HeldBody { body: text.into(), _held: held }));
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
 }
 
-impl http_body::Body for HeldBody {
+struct HeldBody<H> {
+    body: Body,
+    _held: H,
+}
+
+impl<H: Unpin> http_body::Body for HeldBody<H> {
     type Data = Bytes;
     type Error = axum::Error;
 

@@ -220,6 +220,58 @@ fn schemas_that_cannot_be_enforced_are_refused_with_the_field() {
     server.post("/v1/chat/completions", &hello()).ok();
 }
 
+/// Definitions that refer to each other, and schemas within schemas, nearly as deep as they may be. Some are only found by whoever
+/// looks at all of a schema.
+#[test]
+fn deep_schemas_fit_the_stack_of_any_thread() {
+    let server = server();
+    let chain = |count: usize, link: &dyn Fn(Value) -> Value| -> serde_json::Map<String, Value> {
+        let link = |at: usize| link(json!({ "$ref": format!("#/$defs/d{}", at + 1) }));
+        let links = (0..count).map(|at| (format!("d{at}"), link(at)));
+        links.chain([(format!("d{count}"), json!({ "type": "object" }))]).collect()
+    };
+    let alternative = |next| json!({ "anyOf": [next] });
+    let nested = |next| (0..30).fold(next, |inner, _| json!({ "allOf": [inner] }));
+    for definitions in [chain(2700, &alternative), chain(220, &nested)] {
+        let reached = json!({ "type": "object", "$ref": "#/$defs/d0", "$defs": definitions });
+        let mut definitions = definitions;
+        definitions.insert("z".to_owned(), json!({ "$ref": "#/$defs/d0", "required": [] }));
+        let hidden = json!({ "type": "object", "properties": { "a": {} }, "$defs": definitions });
+        for schema in [reached, hidden] {
+            let whole = server.post("/completion", &completion(json!({ "json_schema": schema })));
+            let called = server.post("/v1/chat/completions", &conversation(tool(schema, true)));
+            for answer in [whole, called] {
+                assert!([200, 400].contains(&answer.status), "{}", answer.text());
+            }
+        }
+    }
+    server.assert_idle();
+    server.post("/v1/chat/completions", &hello()).ok();
+}
+
+/// Closing an object in each of so many places would take memory by their product.
+#[test]
+fn schemas_that_grow_when_they_are_closed_are_refused() {
+    let server = server();
+    let names: Vec<String> = (0..700).map(|at| format!("k{at}")).collect();
+    let properties: serde_json::Map<String, Value> =
+        names.iter().map(|name| (name.clone(), json!(true))).collect();
+    let mut definitions: serde_json::Map<String, Value> =
+        (0..700).map(|at| (format!("p{at}"), json!({ "$ref": "#/$defs/b", "required": [] }))).collect();
+    definitions
+        .insert("b".to_owned(), json!({ "type": "object", "properties": properties, "required": names }));
+    let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" } }, "required": ["a"],
+        "$defs": definitions });
+    let answer = server.post("/completion", &completion(json!({ "json_schema": schema })));
+    assert_eq!(answer.status, 400, "{}", answer.text());
+    assert!(
+        answer.text().contains("json_schema") && answer.text().contains("properties"),
+        "{}",
+        answer.text()
+    );
+    server.assert_idle();
+}
+
 #[test]
 fn schemas_that_cost_much_come_to_an_end() {
     let server = server();
@@ -257,6 +309,19 @@ fn schemas_with_many_optional_parts_do_not_fail_in_the_middle() {
             "{}",
             answer.text()
         );
+    }
+    // Closed, each alternative would list the properties of all: such a schema stays as it is.
+    let alternative = |at: usize| {
+        let names = (0..10).map(|place| (format!("a{at}_{place}"), json!({ "type": "string" })));
+        json!({ "properties": names.collect::<serde_json::Map<_, _>>() })
+    };
+    let combined = json!({ "type": "object", "properties": { "kind": { "type": "string" } }, "required": ["kind"],
+        "anyOf": (0..30).map(alternative).collect::<Vec<Value>>() });
+    for seed in 0..4 {
+        let more = json!({ "json_schema": combined, "n_predict": 60, "temperature": 1, "seed": seed });
+        let answer = stream("/completion", completion(more));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert!(!answer.text().contains("error"), "{}", answer.text());
     }
     // A grammar may still come to a place where there is too much. The error is in words of the request.
     let alternatives: Vec<String> = (0..9000).map(|at| format!("[a-c] \"{at}\"")).collect();

@@ -394,6 +394,18 @@ fn a_model_that_is_looked_at_makes_room() {
     while several.server.post(CHAT, &named("alpha")).status == 503 {}
 }
 
+/// The device has room for one of them.
+#[test]
+fn the_memory_of_a_model_that_is_looked_at_is_given_back() {
+    let several = several(1.5, ModelPolicy::default());
+    several.server.post(CHAT, &named("alpha")).ok();
+    let looked_at = several.server.app.models().loaded();
+    // The connection of the answer may still use it, but no observer does.
+    assert!((0..100).any(|_| several.server.post(CHAT, &named("beta")).status == 200), "its memory is kept");
+    assert_eq!(several.loaded(), ["beta"]);
+    assert_eq!(looked_at[0].name, "alpha");
+}
+
 #[test]
 fn idle_models_are_unloaded_after_their_time() {
     let policy = ModelPolicy { keep_alive: Some(Duration::ZERO), ..ModelPolicy::default() };

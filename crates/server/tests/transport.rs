@@ -358,11 +358,11 @@ fn tokens_that_nobody_reads_end_their_answer() {
     assert!((6000..16_000).contains(&tokens), "{tokens}");
 }
 
-/// Small values take many times their bytes. A body that would take all the memory by itself could never be read.
+/// Small values take many times their bytes. One body takes a quarter of the memory for all.
 #[test]
 fn bodies_of_many_values_are_too_large() {
     let mut setup = Setup::default();
-    setup.limits.body_memory = 200_000;
+    setup.limits.body_memory = 800_000;
     let server = setup.start();
     let filled = |more: Value| with(hello(), json!({ "metadata": more }));
     for many in [json!(vec![0; 2000]), json!(vec![json!([]); 500]), json!("x".repeat(210_000))] {
@@ -370,9 +370,44 @@ fn bodies_of_many_values_are_too_large() {
         assert_eq!(answer.status, 413, "{}", answer.text());
         assert!(answer.text().contains("all bodies"), "{}", answer.text());
     }
+    // Before the rest of them has come.
+    let mut stream = server.client().connect();
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n");
+    stream.write_all((head + &"[".repeat(200)).as_bytes()).unwrap();
+    let answer = common::Stream::of(stream).answer();
+    assert_eq!(answer.status, 400, "{}", answer.text());
+    assert!(answer.text().contains("lists and objects within each other"), "{}", answer.text());
     // In a text they are letters.
     server.post(CHAT, &filled(json!({ "a": ",[{".repeat(20_000) }))).ok();
     server.post(CHAT, &hello()).ok();
+}
+
+/// Bodies that stand still take the room of their bytes only, and all of them share it.
+#[test]
+fn bodies_of_all_requests_share_a_limit() {
+    let mut setup = Setup::default();
+    setup.limits.body_memory = 400_000;
+    let server = setup.start();
+    let wanted = |count: usize| json!({ "content": "x".repeat(count) });
+    // Its values would take more than everything.
+    let standing = |text: &str| {
+        let mut stream = server.client().connect();
+        let head = "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n";
+        stream.write_all((head.to_owned() + text).as_bytes()).unwrap();
+        stream
+    };
+    let lists: Vec<_> = (0..40).map(|_| standing(&format!("{{\"a\":[{}", "[],".repeat(100)))).collect();
+    while server.app.requests().active() < lists.len() {}
+    server.post("/tokenize", &wanted(80_000)).ok();
+    let long: Vec<_> = (0..5).map(|_| standing(&format!("{{\"content\":\"{}", "x".repeat(70_000)))).collect();
+    let refused =
+        (0..10_000).map(|_| server.post("/tokenize", &wanted(80_000))).find(|one| one.status != 200);
+    let refused = refused.unwrap();
+    assert_eq!(refused.status, 429, "{}", refused.text());
+    assert!(refused.header("retry-after").is_some() && refused.text().contains("other requests"));
+    server.post("/tokenize", &wanted(100)).ok();
+    drop(long);
+    assert!((0..10_000).any(|_| server.post("/tokenize", &wanted(80_000)).status == 200));
 }
 
 #[test]

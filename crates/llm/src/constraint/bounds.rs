@@ -33,7 +33,7 @@ pub(super) fn limits() -> llguidance::api::ParserLimits {
 }
 
 /// The reason why a source is too long, if it is.
-pub(super) fn check_source(source: &str) -> Result<(), String> {
+pub(crate) fn check_source(source: &str) -> Result<(), String> {
     match source.len() {
         0..=MAX_SOURCE => Ok(()),
         bytes => Err(format!("it has {bytes} bytes, more than {MAX_SOURCE}")),
@@ -93,8 +93,8 @@ fn check_bounds(fields: &serde_json::Map<String, Value>) -> Result<(), String> {
     Ok(())
 }
 
-/// The reason why a schema is too large, if it is.
-pub(super) fn check_schema(schema: &Value) -> Result<(), String> {
+/// The levels to which the compiler may recurse over a schema, or the reason why it is too large.
+pub(super) fn check_schema(schema: &Value) -> Result<usize, String> {
     let mut references: Vec<&str> = Vec::new();
     let (mut values, mut deepest, mut bytes) = (0, 0, 0);
     let mut left = vec![(schema, 1)];
@@ -124,12 +124,13 @@ pub(super) fn check_schema(schema: &Value) -> Result<(), String> {
     }
     references.sort_unstable();
     references.dedup();
-    if (references.len() + 1).saturating_mul(deepest) > MAX_LEVELS {
+    let levels = (references.len() + 1).saturating_mul(deepest);
+    if levels > MAX_LEVELS {
         let count = references.len();
         return Err(format!("its {count} references and depth of {deepest} are too many together"));
     }
     match find_loop(schema, &references) {
         Some(reference) => Err(format!("the $ref {reference:?} refers to itself, and describes no value")),
-        None => Ok(()),
+        None => Ok(levels),
     }
 }

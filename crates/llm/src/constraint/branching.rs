@@ -21,12 +21,23 @@ const OBJECT: usize = 2;
 const ARRAY: usize = 6;
 /// Items of any JSON value. All places of a row that take one share its rules.
 const ANY: usize = 16;
+/// Schemas that are looked at.
+const MAX_VISITS: usize = 1_000_000;
+/// Bytes of a reference that cost as much as a visit.
+const VISIT_BYTES: usize = 64;
 /// Items of a value that is one lexeme.
 const SCALAR: usize = 1;
 
 /// The reason why an answer under a schema could go on in too many ways, if it could.
 pub(super) fn check_branching(schema: &Value) -> Result<(), String> {
-    match RowBound::new(schema).items(schema).saturating_add(ANY) {
+    let mut bound = RowBound::new(schema);
+    let items = bound.items(schema).saturating_add(ANY);
+    if bound.visits > MAX_VISITS {
+        return Err(
+            "its alternatives within alternatives are too many to be compared; divide the schema".to_owned()
+        );
+    }
+    match items {
         0..=MAX_ITEMS => Ok(()),
         items => Err(format!(
             "its optional properties and alternatives are too many at once ({items} items of the parser, {MAX_ITEMS} are supported: \
@@ -45,15 +56,19 @@ struct RowBound<'s> {
     root: &'s Value,
     /// Bounds of references; `None` while one is computed.
     known: FxHashMap<&'s str, Option<usize>>,
+    /// Schemas that were looked at; alternatives may be more than once.
+    visits: usize,
 }
 
 impl<'s> RowBound<'s> {
     fn new(root: &'s Value) -> RowBound<'s> {
-        RowBound { root, known: FxHashMap::default() }
+        RowBound { root, known: FxHashMap::default(), visits: 0 }
     }
 
     fn items(&mut self, schema: &'s Value) -> usize {
+        self.visits += 1;
         match schema {
+            _ if self.visits > MAX_VISITS => SCALAR,
             Value::Object(fields) => self.of_fields(fields),
             // Any value, or none.
             _ => SCALAR,
@@ -98,6 +113,7 @@ impl<'s> RowBound<'s> {
     }
 
     fn of_reference(&mut self, reference: &'s str) -> usize {
+        self.visits += reference.len() / VISIT_BYTES;
         match self.known.get(reference) {
             Some(Some(items)) => return *items,
             Some(None) => return 0,
@@ -212,9 +228,12 @@ impl<'s> RowBound<'s> {
         };
         let objects: Vec<&Map<String, Value>> = options.iter().map(resolve).collect::<Option<_>>()?;
         let first = objects.first()?.get("properties").and_then(Value::as_object)?;
+        let required: Vec<BTreeSet<&str>> = objects.iter().map(|fields| required(fields)).collect();
         let tag = first.keys().find(|name| {
-            let tags =
-                objects.iter().map(|fields| constant(fields, name)).collect::<Option<BTreeSet<&str>>>();
+            let constants = objects.iter().zip(&required).map(|(fields, required)| {
+                constant(fields, name).filter(|_| required.contains(name.as_str()))
+            });
+            let tags = constants.collect::<Option<BTreeSet<&str>>>();
             tags.is_some_and(|tags| tags.len() == objects.len())
         })?;
         Some((tag.clone(), objects))
@@ -263,7 +282,7 @@ fn required(fields: &Map<String, Value>) -> BTreeSet<&str> {
     names.into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
-/// The text that a property must be, if it is required and there is one.
+/// The text that a property must be, if there is one.
 fn constant<'s>(fields: &'s Map<String, Value>, name: &str) -> Option<&'s str> {
     let property = fields.get("properties")?.get(name)?;
     let only = property
@@ -271,8 +290,7 @@ fn constant<'s>(fields: &'s Map<String, Value>, name: &str) -> Option<&'s str> {
         .and_then(Value::as_array)
         .filter(|all| all.len() == 1)
         .and_then(|all| all.first());
-    let text = property.get("const").or(only)?.as_str()?;
-    required(fields).contains(name).then_some(text)
+    property.get("const").or(only)?.as_str()
 }
 
 #[cfg(test)]
@@ -283,6 +301,8 @@ mod tests {
     use serde_json::json;
     use toktrie::ApproximateTokEnv;
 
+    use super::super::cancellation::Cancellation;
+    use super::super::schema::prepared;
     use super::*;
 
     /// A small generator of random numbers.
@@ -371,10 +391,7 @@ mod tests {
             verbose_errors: false,
             ..Default::default()
         };
-        let answer = GrammarWithLexer {
-            json_schema: Some(super::super::schema::prepared(schema)),
-            ..Default::default()
-        };
+        let answer = GrammarWithLexer { json_schema: Some(schema.clone()), ..Default::default() };
         // One that cannot be compiled has no rows.
         let Ok(parser) = factory.create_parser(TopLevelGrammar { grammars: vec![answer], max_tokens: None })
         else {
@@ -408,6 +425,8 @@ mod tests {
             let mut schema = schema(&mut random, depth);
             schema["$defs"] = json!({ "node": { "type": "object",
                 "properties": { "a": { "type": "integer" }, "ab": { "$ref": "#/$defs/node" }, "c": {} } } });
+            // As it is compiled.
+            let Ok(schema) = prepared(&schema, &Cancellation::default()) else { continue };
             let items = RowBound::new(&schema).items(&schema) + ANY;
             for _ in 0..3 {
                 if let Err(error) = read(&schema, items, &mut random) {

@@ -3,7 +3,6 @@
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use llguidance::api::TopLevelGrammar;
 use llguidance::{CancellationHandle, Matcher, ParserFactory};
 use rustc_hash::FxHashMap;
 use serde_json::Value;
@@ -30,7 +29,7 @@ pub struct ConstraintEngine {
     factory: Arc<ParserFactory>,
     workers: Arc<Workers>,
     /// Control tokens and others that are never split, by their text.
-    special: FxHashMap<String, u32>,
+    special: Arc<FxHashMap<String, u32>>,
     /// The latest schemas that were relaxed, with what was left of them; the latest last.
     relaxed: Mutex<Vec<(Value, Value)>>,
     /// Grammars that are compiled at once.
@@ -48,7 +47,7 @@ impl ConstraintEngine {
         factory.quiet();
         *factory.limits_mut() = bounds::limits();
         let workers = Arc::new(Workers::start()?);
-        let special = vocabulary::special_tokens(tokenizer);
+        let special = Arc::new(vocabulary::special_tokens(tokenizer));
         Ok(ConstraintEngine {
             factory: Arc::new(factory),
             workers,
@@ -165,21 +164,22 @@ impl ConstraintEngine {
         before: Option<String>,
         cancellation: &Cancellation,
     ) -> Result<Constraint> {
-        let failed = |reason| Error::Grammar { grammar: grammar.name(), reason };
-        let answer = source::of(grammar, &|name| self.special.get(name).copied()).map_err(failed)?;
-        let top_level = source::top_level(answer, before);
+        let name = grammar.name();
+        let failed = |reason| Error::Grammar { grammar: name, reason };
         let compiler = Compiler {
             factory: Arc::clone(&self.factory),
+            special: Arc::clone(&self.special),
             cancellation: cancellation.clone(),
             trial: Arc::default(),
         };
         let trial = Arc::clone(&compiler.trial);
         let slot = self.compiling.enter(cancellation)?;
         let (sender, receiver) = channel();
-        // The compiler recurses over the grammar.
+        let grammar = grammar.clone();
+        // The checks and the compiler recurse over the grammar.
         let thread = std::thread::Builder::new().name("quadriga-grammar".to_owned());
         let thread = thread.stack_size(bounds::COMPILER_STACK).spawn(move || {
-            let compiled = compiler.compile(top_level);
+            let compiled = compiler.compile(&grammar, before);
             // The slot is free as soon as the result is there, or nobody wants it.
             drop(slot);
             let _ = sender.send(compiled);
@@ -227,16 +227,22 @@ impl ConstraintEngine {
 /// What a thread needs to compile a grammar.
 struct Compiler {
     factory: Arc<ParserFactory>,
+    special: Arc<FxHashMap<String, u32>>,
     cancellation: Cancellation,
     /// Cancels the trial of how an answer begins, while it runs.
     trial: Arc<Mutex<Option<CancellationHandle>>>,
 }
 
 impl Compiler {
-    /// Compiles a grammar and tries how an answer begins; the reason if one of them fails. What it says of cancelled work is not
+    /// Checks and compiles a grammar and tries how an answer begins; the reason if one of them fails. What it says of cancelled work is not
     /// heard.
-    fn compile(&self, grammar: TopLevelGrammar) -> std::result::Result<Matcher, String> {
-        let parser = self.factory.create_parser(grammar).map_err(|error| plain(&error))?;
+    fn compile(&self, grammar: &Grammar, before: Option<String>) -> std::result::Result<Matcher, String> {
+        let answer = source::of(grammar, &|name| self.special.get(name).copied(), &self.cancellation)?;
+        if self.cancellation.is_cancelled() {
+            return Err("it was cancelled".to_owned());
+        }
+        let parser = self.factory.create_parser(source::top_level(answer, before));
+        let parser = parser.map_err(|error| plain(&error))?;
         let matcher = Matcher::new(Ok(parser));
         let trial = matcher.deep_clone().into_cancellable();
         *self.trial.lock().unwrap_or_else(PoisonError::into_inner) = trial.cancellation_handle();
@@ -355,20 +361,47 @@ mod tests {
         engine.compile_after(&grammar, None, &cancelled).unwrap();
     }
 
+    /// Threads of a server have a small stack: also of schemas that are nearly as deep as they may be, nothing recurses on theirs.
+    #[test]
+    fn deep_schemas_are_read_on_any_thread() {
+        let link = |at: usize| json!({ "anyOf": [{ "$ref": format!("#/$defs/d{}", at + 1) }] });
+        let mut links: serde_json::Map<String, Value> =
+            (0..2700).map(|at| (format!("d{at}"), link(at))).collect();
+        links.insert("d2700".to_owned(), json!({ "type": "object" }));
+        let reached = json!({ "type": "object", "$ref": "#/$defs/d0", "$defs": links });
+        links.insert("z".to_owned(), json!({ "$ref": "#/$defs/d0", "required": [] }));
+        // Nothing refers to these.
+        let hidden = json!({ "type": "object", "properties": { "a": {} }, "$defs": links });
+        let engine = engine();
+        std::thread::scope(|scope| {
+            let read = || {
+                let reason = |schema| super::super::json_rule(schema).unwrap_err();
+                assert!(reason(&reached).contains("items of the parser"), "{}", reason(&reached));
+                assert!(reason(&hidden).contains("combined schemas"), "{}", reason(&hidden));
+                let compiled = engine.compile(&Grammar::JsonSchema(hidden)).map(drop);
+                assert!(compiled.unwrap_err().to_string().contains("combined schemas"));
+            };
+            let thread = std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, read).unwrap();
+            thread.join().unwrap();
+        });
+    }
+
     /// The trial of how an answer begins ends between two steps of the parser.
     #[test]
     fn a_compiler_looks_whether_it_was_cancelled() {
         let (engine, cancellation) = (engine(), Cancellation::default());
-        let grammar = || source::of(&Grammar::Json, &|_| None).map(|answer| source::top_level(answer, None));
+        let grammar = || source::of(&Grammar::Json, &|_| None, &Cancellation::default());
         let compiler = Compiler {
             factory: Arc::clone(&engine.factory),
+            special: Arc::clone(&engine.special),
             cancellation: cancellation.clone(),
             trial: Arc::default(),
         };
-        assert!(compiler.compile(grammar().unwrap()).is_ok());
+        assert!(compiler.compile(&Grammar::Json, None).is_ok());
         cancellation.cancel();
-        assert!(compiler.compile(grammar().unwrap()).is_err());
-        let matcher = Matcher::new(engine.factory.create_parser(grammar().unwrap())).into_cancellable();
+        assert!(compiler.compile(&Grammar::Json, None).is_err());
+        let top_level = source::top_level(grammar().unwrap(), None);
+        let matcher = Matcher::new(engine.factory.create_parser(top_level)).into_cancellable();
         matcher.cancellation_handle().unwrap().cancel();
         assert!(mask::check_opening(matcher).is_err());
     }

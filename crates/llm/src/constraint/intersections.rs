@@ -6,15 +6,16 @@ use serde_json::{Map, Value, json};
 use toktrie::ApproximateTokEnv;
 
 use super::bounds::referred;
-use super::schema::{check, prepared};
+use super::cancellation::Cancellation;
+use super::schema::prepared;
 
 /// Whether texts are answers under a schema; an error if the schema is refused.
 pub(super) fn accepts(schema: &Value, texts: &[&str]) -> Result<Vec<bool>, String> {
-    check(schema)?;
+    let schema = prepared(schema, &Cancellation::default())?;
     let vocabulary = ApproximateTokEnv::single_byte_env();
     let mut factory = ParserFactory::new_simple(&vocabulary).unwrap();
     factory.quiet();
-    let answer = GrammarWithLexer { json_schema: Some(prepared(schema)), ..Default::default() };
+    let answer = GrammarWithLexer { json_schema: Some(schema), ..Default::default() };
     let grammar = TopLevelGrammar { grammars: vec![answer], max_tokens: None };
     let matcher = Matcher::new(Ok(factory.create_parser(grammar).map_err(|error| error.to_string())?));
     let accepted = |text: &&str| {
@@ -381,5 +382,5 @@ fn ranges_may_be_split_over_members() {
     let hidden = json!({ "from": { "exclusiveMinimum": 0 }, "some": { "anyOf": [{ "maximum": 0.5 }, { "minimum": 7 }] } });
     let refused =
         json!({ "type": "number", "allOf": [reference("from"), reference("some")], "$defs": hidden });
-    assert!(check(&refused).unwrap_err().contains("exclusive bound"));
+    assert!(prepared(&refused, &Cancellation::default()).unwrap_err().contains("exclusive bound"));
 }

@@ -74,6 +74,8 @@ mod absent;
 
 #[cfg(not(feature = "constraint"))]
 pub use absent::{Constraint, ConstraintEngine};
+#[cfg(feature = "constraint")]
+pub(crate) use bounds::check_source;
 pub use cancellation::Cancellation;
 #[cfg(feature = "constraint")]
 pub use compiler_slots::MAX_COMPILING;

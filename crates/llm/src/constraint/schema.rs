@@ -2,8 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::bounds::{check_schema, referred};
+use super::bounds::{COMPILER_STACK, check_schema, referred};
 use super::branching::check_branching;
+use super::cancellation::Cancellation;
 use super::closed::close_objects;
 use super::formats::{Enforcement, enforcement, parts, parts_mut};
 use super::joined_bounds::join_bounds;
@@ -22,33 +23,36 @@ const ALL_ESCAPES: &str = "nrbtf\\\"u";
 /// Keywords whose values are data and not schemas.
 const DATA: &[&str] = &["const", "enum", "default", "examples"];
 
+/// Levels that a schema is read to on any thread.
+const SHALLOW: usize = 256;
+
 /// JSON of a schema, as the body of a rule of Lark; or why it cannot be one.
 pub(crate) fn json_rule(schema: &Value) -> Result<String, String> {
-    check(schema)?;
-    Ok(format!("%json {}", prepared(schema)))
+    let prepare = || prepared(schema, &Cancellation::default());
+    let prepared = match check_schema(schema)? {
+        0..=SHALLOW => prepare(),
+        _ => std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(COMPILER_STACK).spawn_scoped(scope, prepare);
+            let thread = thread.map_err(|error| format!("no thread reads it: {error}"))?;
+            thread.join().unwrap_or_else(|_| Err("it could not be read".to_owned()))
+        }),
+    };
+    Ok(format!("%json {}", prepared?))
 }
 
-/// The reason why a schema cannot be enforced, as far as it is known without compiling it.
-pub(super) fn check(schema: &Value) -> Result<(), String> {
+/// The schema with the options of the compiler, or the reason why it cannot be enforced, as far as it is known without compiling it.
+///
+/// It recurses over the schema and its references, as the compiler does: its thread must have the [stack](COMPILER_STACK) of that,
+/// unless the schema is shallow.
+pub(super) fn prepared(schema: &Value, cancellation: &Cancellation) -> Result<Value, String> {
     check_schema(schema)?;
     check_numbers(schema)?;
-    check_branching(schema)?;
-    let mut simple = schema.clone();
-    close_objects(&mut simple);
-    simplify(&mut simple);
-    join_bounds(&mut simple)
-}
-
-/// The schema with the options of the compiler.
-pub(super) fn prepared(schema: &Value) -> Value {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
-        other => other.clone(),
+        other => closed(other, cancellation)?,
     };
-    close_objects(&mut schema);
     simplify(&mut schema);
-    // A schema that fails is refused by the check.
-    let _ = join_bounds(&mut schema);
+    join_bounds(&mut schema)?;
     resolve_escaped(&mut schema);
     let escapes = if lists_control_characters(&schema) { ALL_ESCAPES } else { ESCAPES };
     if let Some(fields) = schema.as_object_mut() {
@@ -58,7 +62,19 @@ pub(super) fn prepared(schema: &Value) -> Value {
             options.entry("json_allowed_escapes").or_insert_with(|| escapes.into());
         }
     }
-    schema
+    Ok(schema)
+}
+
+/// The schema whose objects have the listed properties only; the schema itself where that alone has too many ways to go on, since
+/// alternatives list the properties of all.
+fn closed(schema: &Value, cancellation: &Cancellation) -> Result<Value, String> {
+    let mut closed = schema.clone();
+    close_objects(&mut closed, cancellation)?;
+    if check_branching(&closed).is_ok() {
+        return Ok(closed);
+    }
+    check_branching(schema)?;
+    Ok(schema.clone())
 }
 
 /// Whether a text that an answer may be has a character that can only be written by its number.

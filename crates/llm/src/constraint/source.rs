@@ -5,18 +5,24 @@ use llguidance::regex_to_lark;
 use serde_json::{Value, json};
 
 use super::bounds::{check_lark, check_source};
+use super::cancellation::Cancellation;
 use super::grammar::Grammar;
 use super::{gbnf, schema};
 
 /// The name under which the answer is known to the grammar of what comes before it.
 pub(super) const ANSWER: &str = "answer";
 
-/// Checks a grammar and puts it into the compiler's form; the reason if that fails. `token` is the number of a special token.
-pub(super) fn of(grammar: &Grammar, token: &dyn Fn(&str) -> Option<u32>) -> Result<GrammarWithLexer, String> {
+/// Checks a grammar and puts it into the compiler's form; the reason if that fails. `token` is the number of a special token. The
+/// thread must have the stack of the compiler.
+pub(super) fn of(
+    grammar: &Grammar,
+    token: &dyn Fn(&str) -> Option<u32>,
+    cancellation: &Cancellation,
+) -> Result<GrammarWithLexer, String> {
     match grammar {
-        Grammar::JsonSchema(schema) => of_schema(schema),
-        Grammar::JsonObject => of_schema(&json!({ "type": "object" })),
-        Grammar::Json => of_schema(&json!({})),
+        Grammar::JsonSchema(schema) => of_schema(schema, cancellation),
+        Grammar::JsonObject => of_schema(&json!({ "type": "object" }), cancellation),
+        Grammar::Json => of_schema(&json!({}), cancellation),
         Grammar::Regex(pattern) => {
             check_source(pattern)?;
             Ok(of_regex(without_anchors(pattern)))
@@ -54,12 +60,12 @@ pub(super) fn top_level(answer: GrammarWithLexer, before: Option<String>) -> Top
     TopLevelGrammar { grammars, max_tokens: None }
 }
 
-fn of_schema(schema: &Value) -> Result<GrammarWithLexer, String> {
+fn of_schema(schema: &Value, cancellation: &Cancellation) -> Result<GrammarWithLexer, String> {
     if !matches!(schema, Value::Object(_) | Value::Bool(_)) {
         return Err("it must be an object or a boolean".to_owned());
     }
-    schema::check(schema)?;
-    Ok(GrammarWithLexer { json_schema: Some(schema::prepared(schema)), ..GrammarWithLexer::default() })
+    let schema = schema::prepared(schema, cancellation)?;
+    Ok(GrammarWithLexer { json_schema: Some(schema), ..GrammarWithLexer::default() })
 }
 
 fn of_lark(source: String) -> GrammarWithLexer {

@@ -30,7 +30,7 @@ pub struct Service {
     model: Model,
     commands: Sender<Command>,
     state: Arc<Mutex<BatcherState>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Takes the events of a request as they happen, on the service's thread: it must neither wait nor panic. It returns whether
@@ -74,7 +74,7 @@ impl Service {
         };
         let thread = std::thread::Builder::new().name("quadriga-steps".to_owned()).spawn(run);
         let thread = thread.map_err(|error| Error::Thread { reason: error.to_string() })?;
-        Ok(Service { model, commands, state, thread: Some(thread) })
+        Ok(Service { model, commands, state, thread: Mutex::new(Some(thread)) })
     }
 
     /// The model.
@@ -172,14 +172,23 @@ impl Service {
     }
 }
 
+impl Service {
+    /// Ends the service as dropping it does, while there may be references to it: its memory is free then, and requests that come later
+    /// are refused.
+    pub fn end(&self) {
+        // If the thread has ended, there is nothing to tell it.
+        let _ = self.commands.send(Command::Stop);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+}
+
 impl Drop for Service {
     /// Cancels what is left, writes prefixes to the [cache file](super::BatcherOptions::cache_file), and waits for the thread.
     fn drop(&mut self) {
-        // If the thread has ended, there is nothing to tell it.
-        let _ = self.commands.send(Command::Stop);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.end();
     }
 }
 

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use super::format::{CallSyntax, ToolFormat};
 use super::tagged::{self, TextRules, ValueForm};
 use super::tool::{Tool, ToolChoice};
-use super::writable::{containing, drop_unwritable, unwritable_name};
-use crate::constraint::json_rule;
+use super::writable::{MAX_TRIALS, containing, drop_unwritable, unwritable_name};
+use crate::constraint::{check_source, json_rule};
 use crate::tokenizer::{TokenType, Tokenizer};
 
 /// The most calls that an answer may have. A model that repeats itself would otherwise call until its context is full.
@@ -49,7 +49,8 @@ impl ToolFormat {
             _ => true,
         };
         let tools: Vec<&Tool> = rules.tools.iter().filter(names).collect();
-        let writer = GrammarWriter { format: self, tokenizer, rules, marker, lark: String::new() };
+        let writer =
+            GrammarWriter { format: self, tokenizer, rules, marker, lark: String::new(), trials: MAX_TRIALS };
         match self.harmony {
             true => writer.harmony(&tools).map(Some),
             false => writer.sections(&tools),
@@ -64,6 +65,8 @@ struct GrammarWriter<'a> {
     /// The text with which reasoning begins before the answer.
     marker: Option<&'a str>,
     lark: String,
+    /// How often it may still be tried whether a text can be written.
+    trials: usize,
 }
 
 impl GrammarWriter<'_> {
@@ -71,6 +74,12 @@ impl GrammarWriter<'_> {
     fn rule(&mut self, name: &str, body: &str) {
         // Writing to a string does not fail.
         let _ = writeln!(self.lark, "{name}: {body}");
+    }
+
+    /// A rule for JSON of a schema. Each has the definitions of its tool, so that many are too long together.
+    fn json(&mut self, name: &str, schema: &Value) -> Result<(), String> {
+        self.rule(name, &json_rule(schema)?);
+        check_source(&self.lark)
     }
 
     /// A fixed text: control tokens, and literals between them. An empty literal if it is empty.
@@ -211,7 +220,7 @@ impl GrammarWriter<'_> {
                     self.tagged(number, tool, (open, between, json_between, close))?;
                 }
                 CallSyntax::Pythonic => self.keywords(number, tool)?,
-                _ => self.rule(&arguments, &json_rule(&tool.parameters)?),
+                _ => self.json(&arguments, &tool.parameters)?,
             }
         }
         Ok(())
@@ -246,7 +255,8 @@ impl GrammarWriter<'_> {
             }
             let name_reason = unwritable_name(name, self.format, self.tokenizer);
             let has_name = name_reason.is_none();
-            if let Some(reason) = name_reason.or_else(|| drop_unwritable(&mut forms, close)) {
+            if let Some(reason) = name_reason.or_else(|| drop_unwritable(&mut forms, close, &mut self.trials))
+            {
                 let is_left = has_name && !forms.is_empty();
                 if tool.strict || !is_left && is_required(name) {
                     return Err(format!("{name:?} of {}: {reason}", tool.name));
@@ -310,7 +320,7 @@ impl GrammarWriter<'_> {
         for (place, form) in json.into_iter().enumerate() {
             let ValueForm::Json(schema) = form else { continue };
             let rule = format!("{name}_json_{place}");
-            self.rule(&rule, &json_rule(schema)?);
+            self.json(&rule, schema)?;
             all.push((true, format!("{rule} {end}")));
         }
         Ok(all)
@@ -351,11 +361,11 @@ impl GrammarWriter<'_> {
             may_be_first &= !is_required(name);
             self.rule(&item, &format!("{} {item}_value", quoted(&format!("{name}="))));
             let is_flag = schema.get("type").and_then(Value::as_str) == Some("boolean");
-            let value = match is_flag && schema.get("enum").is_none() && schema.get("const").is_none() {
-                true => "\"True\" | \"False\"".to_owned(),
-                false => json_rule(&tool.with_definitions(schema))?,
-            };
-            self.rule(&format!("{item}_value"), &value);
+            let value = format!("{item}_value");
+            match is_flag && schema.get("enum").is_none() && schema.get("const").is_none() {
+                true => self.rule(&value, "\"True\" | \"False\""),
+                false => self.json(&value, &tool.with_definitions(schema))?,
+            }
         }
         if may_be_first {
             first.push("\"\"".to_owned());
@@ -451,7 +461,7 @@ impl GrammarWriter<'_> {
                      {constrain}? \"json\") {message} arguments_{number}"
                 ),
             );
-            self.rule(&format!("arguments_{number}"), &json_rule(&tool.parameters)?);
+            self.json(&format!("arguments_{number}"), &tool.parameters)?;
         }
         Ok(self.lark)
     }

@@ -53,6 +53,9 @@ impl Tool {
     /// The schema of a parameter, with the definitions of the whole schema, to which its references are.
     pub(super) fn with_definitions(&self, schema: &Value) -> Value {
         let mut schema = schema.clone();
+        if !refers(&schema) {
+            return schema;
+        }
         for definitions in ["$defs", "definitions"] {
             let own = self.parameters.get(definitions);
             if let (Some(own), Some(schema)) = (own, schema.as_object_mut()) {
@@ -61,6 +64,20 @@ impl Tool {
         }
         schema
     }
+}
+
+/// Whether a schema may refer to definitions: copies of them cost much where there are many.
+fn refers(schema: &Value) -> bool {
+    let mut left = vec![schema];
+    while let Some(part) = left.pop() {
+        match part {
+            Value::Object(fields) if fields.contains_key("$ref") => return true,
+            Value::Object(fields) => left.extend(fields.values()),
+            Value::Array(items) => left.extend(items),
+            _ => {}
+        }
+    }
+    false
 }
 
 /// Which of the tools may or must be called.

@@ -9,8 +9,9 @@ use super::tagged::{TextRules, ValueForm};
 use crate::marks::MARKS;
 use crate::tokenizer::{TokenType, Tokenizer};
 
-/// The work of finding out whether a text can follow all of its rules.
+/// The work of finding out once whether a text can follow all of its rules, and how often that is tried for the tools of a request.
 const MAX_WORK: u64 = 100_000;
+pub(super) const MAX_TRIALS: usize = 64;
 
 /// Why an argument of a name cannot be written, if that is so.
 pub(super) fn unwritable_name(name: &str, format: &ToolFormat, tokenizer: &Tokenizer) -> Option<String> {
@@ -47,14 +48,15 @@ pub(super) fn unwritable_name(name: &str, format: &ToolFormat, tokenizer: &Token
 }
 
 /// Drops the forms of a value that have the tag behind it in them, or are of no text without it; why the last of them cannot be written.
-pub(super) fn drop_unwritable(forms: &mut Vec<ValueForm>, close: &str) -> Option<String> {
+/// `trials` is how often that may still be tried of rules.
+pub(super) fn drop_unwritable(forms: &mut Vec<ValueForm>, close: &str, trials: &mut usize) -> Option<String> {
     let tag = close.trim();
     let mut reason = None;
     forms.retain(|form| {
         let found = match form {
             ValueForm::Exact(text) => ends_early(text, close)
                 .then(|| format!("its value {text:?} has {tag:?} in it, which ends a value between tags")),
-            ValueForm::Text(rules) => is_impossible(rules, tag)
+            ValueForm::Text(rules) => is_impossible(rules, tag, trials)
                 .then(|| format!("no text without {tag:?}, which ends it, is as its schema says")),
             ValueForm::Json(_) => None,
         };
@@ -72,19 +74,25 @@ fn ends_early(text: &str, close: &str) -> bool {
 }
 
 /// Whether no text without a tag follows rules, as far as that is found out with bounded work.
-fn is_impossible(rules: &TextRules, tag: &str) -> bool {
+fn is_impossible(rules: &TextRules, tag: &str, trials: &mut usize) -> bool {
     if rules.expressions.is_empty() {
         return false;
     }
     let most = rules.most.map_or(String::new(), |most| most.to_string());
     let expressions = rules.expressions.iter().map(|text| format!("(?:{})", regex_to_lark(text, "dw")));
     let mut all: Vec<String> = expressions.collect();
+    let mut try_all = |all: &[String]| {
+        *trials > 0 && {
+            *trials -= 1;
+            has_none_without(all, tag)
+        }
+    };
     // Lengths make much more work, and seldom matter.
-    if has_none_without(&all, tag) {
+    if try_all(&all) {
         return true;
     }
     all.push(format!("(?s:.{{{},{most}}})", rules.least));
-    has_none_without(&all, tag)
+    try_all(&all)
 }
 
 /// Whether every text that matches some expressions contains a tag.
@@ -99,4 +107,21 @@ fn has_none_without(expressions: &[String], tag: &str) -> bool {
 /// The expression of the texts that contain a tag, in Lark.
 pub(super) fn containing(tag: &str) -> String {
     format!("(?s:.*){}(?s:.*)", regex_to_lark(&regex::escape(tag), ""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_trials_of_a_request_are_counted() {
+        let impossible = || {
+            let expressions = vec!["x</tag>y".to_owned()];
+            vec![ValueForm::Text(TextRules { expressions, ..TextRules::default() })]
+        };
+        let mut trials = 1;
+        assert!(drop_unwritable(&mut impossible(), "</tag>", &mut trials).is_some());
+        assert_eq!(trials, 0);
+        assert!(drop_unwritable(&mut impossible(), "</tag>", &mut trials).is_none());
+    }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{ApiError, ErrorKind};
-use crate::operation::memory_room::MemoryPool;
+use crate::operation::memory_room::AnswerMemory;
 
 /// The time over which tokens are counted.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -37,7 +37,7 @@ pub struct Caller {
     limits: KeyLimits,
     usage: Arc<Mutex<KeyUse>>,
     /// The memory for its answers and those of all others.
-    answers: Arc<MemoryPool>,
+    answers: AnswerMemory,
 }
 
 /// A request of a caller, until it is dropped.
@@ -47,7 +47,7 @@ pub struct CallerUse {
     tokens_per_minute: Option<u64>,
     /// Tokens of it that are reserved and not used yet.
     reserved: AtomicU64,
-    answers: Arc<MemoryPool>,
+    answers: AnswerMemory,
 }
 
 /// Tokens that a request may use.
@@ -78,13 +78,13 @@ impl std::iter::Sum for TokenNeed {
 impl Caller {
     /// A caller with limits. Callers of one number get one share of the engine.
     pub fn new(client: u64, limits: KeyLimits) -> Caller {
-        Caller { client, limits, usage: Arc::default(), answers: Arc::default() }
+        Caller { client, limits, usage: Arc::default(), answers: AnswerMemory::default() }
     }
 
     /// The same caller, whose answers take part of this memory.
     #[must_use]
-    pub(crate) fn with_answer_memory(self, answers: &Arc<MemoryPool>) -> Caller {
-        Caller { answers: Arc::clone(answers), ..self }
+    pub(crate) fn with_answer_memory(self, answers: &AnswerMemory) -> Caller {
+        Caller { answers: answers.clone(), ..self }
     }
 
     /// The same caller with other limits.
@@ -119,14 +119,14 @@ impl Caller {
             usage: Arc::clone(&self.usage),
             tokens_per_minute,
             reserved: AtomicU64::new(0),
-            answers: Arc::clone(&self.answers),
+            answers: self.answers.clone(),
         })
     }
 }
 
 impl CallerUse {
     /// The memory for its answers.
-    pub(crate) fn answer_memory(&self) -> &Arc<MemoryPool> {
+    pub(crate) fn answer_memory(&self) -> &AnswerMemory {
         &self.answers
     }
 

@@ -7,10 +7,11 @@ use std::time::Duration;
 pub struct Limits {
     /// The most bytes of a body.
     pub body_bytes: usize,
-    /// The most bytes of all bodies that are being read, or whose requests are being answered and not streamed, with what their
-    /// values take once they are parsed.
+    /// The most bytes of all bodies that are being read, or whose answers have not begun, with what their values take once they are
+    /// parsed. One body may take a quarter of them.
     pub body_memory: usize,
-    /// The most bytes of all answers that are being collected, or that wait for their clients. One request may take half of them.
+    /// The most bytes of all answers that are being collected, or that wait for their clients. One request may take half of them; a
+    /// quarter is for streams, of which one may take half of that.
     pub answer_memory: usize,
     /// The time within which a body must arrive.
     pub body_time: Duration,

@@ -10,6 +10,23 @@ pub(crate) struct MemoryPool {
     most: usize,
 }
 
+/// The memory of answers. Streams have a part of their own: answers that are collected would otherwise end them in their middle.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AnswerMemory {
+    /// Of those that are collected until they are complete.
+    pub(crate) collected: Arc<MemoryPool>,
+    /// Of those that wait for their clients to read them.
+    pub(crate) streamed: Arc<MemoryPool>,
+}
+
+impl AnswerMemory {
+    pub(crate) fn new(most: usize) -> AnswerMemory {
+        let streamed = most / 4;
+        let pool = |most| Arc::new(MemoryPool::new(most));
+        AnswerMemory { collected: pool(most - streamed), streamed: pool(streamed) }
+    }
+}
+
 /// The part of it that one request takes, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct MemoryRoom {

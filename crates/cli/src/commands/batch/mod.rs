@@ -2,6 +2,7 @@
 
 mod input;
 mod lines;
+mod logprobs;
 mod output;
 mod results;
 
@@ -184,7 +185,7 @@ struct Pending {
     text: String,
     reasoning: String,
     tool_calls: Vec<ToolCallPiece>,
-    logprobs: Vec<Value>,
+    logprobs: Vec<(u32, TokenLogprobs)>,
 }
 
 /// The requests of a batch on their way.
@@ -321,9 +322,7 @@ impl Job {
                 pending.text.push_str(&text);
                 pending.reasoning.push_str(&reasoning);
                 pending.tool_calls.extend(tool_calls);
-                if let Some(TokenLogprobs { logprob, top, .. }) = logprobs {
-                    pending.logprobs.push(json!({ "token": token, "logprob": logprob, "top": top }));
-                }
+                pending.logprobs.extend(logprobs.map(|found| (token, found)));
             }
             Event::Finished(Finished { finish, counts, .. }) => {
                 let Some(pending) = self.running.remove(&id) else { return Ok(()) };
@@ -346,7 +345,9 @@ impl Job {
                         object.insert("reasoning".to_owned(), pending.reasoning.into());
                     }
                     if !pending.logprobs.is_empty() {
-                        object.insert("logprobs".to_owned(), pending.logprobs.into());
+                        let tokenizer = self.batcher.model().tokenizer().ok();
+                        let logprobs = pending.origin.logprobs(&pending.logprobs, tokenizer);
+                        object.insert("logprobs".to_owned(), logprobs);
                     }
                 }
                 self.finish(pending.index, &pending.origin, pending.id, result);

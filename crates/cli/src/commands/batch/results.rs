@@ -1,8 +1,11 @@
 //! Lines of results: Quadriga's own, or OpenAI's for lines of OpenAI's batch files.
 
 use quadriga_llm::Model;
+use quadriga_llm::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
+
+use super::logprobs::{self, Logprobs};
 
 /// Digits of a digest in a result.
 const DIGITS: usize = 16;
@@ -31,6 +34,15 @@ impl ResultOrigin {
             request: digest(value.to_string().as_bytes()),
             is_openai: body.is_some(),
             is_text: body.is_some_and(|body| body.contains_key("prompt")),
+        }
+    }
+
+    /// The log-probabilities of a result, as it shows them.
+    pub(super) fn logprobs(&self, found: &Logprobs, tokenizer: Option<&Tokenizer>) -> Value {
+        match (self.is_openai, self.is_text) {
+            (false, _) => logprobs::own(found),
+            (true, false) => logprobs::of_chat(found, tokenizer),
+            (true, true) => logprobs::of_text(found, tokenizer),
         }
     }
 
@@ -77,10 +89,9 @@ impl ResultOrigin {
             Some(finish) => finish,
             None => "stop",
         };
-        let logprobs = result.get("logprobs").map_or(Value::Null, |found| json!({ "content": found }));
         let mut choice = Map::new();
         choice.insert("index".to_owned(), 0.into());
-        choice.insert("logprobs".to_owned(), logprobs);
+        choice.insert("logprobs".to_owned(), field("logprobs"));
         choice.insert("finish_reason".to_owned(), finish.into());
         let (kind, prefix) =
             if self.is_text { ("text_completion", "cmpl") } else { ("chat.completion", "chatcmpl") };

@@ -419,7 +419,8 @@ impl Arguments<'_> {
         let body_bytes = usize::try_from(arguments.max_body).unwrap_or(usize::MAX);
         Limits {
             body_bytes,
-            body_memory: defaults.body_memory.max(body_bytes),
+            // One body takes a quarter of it at most, with its values.
+            body_memory: defaults.body_memory.max(body_bytes.saturating_mul(8)),
             body_time: time,
             header_time: time,
             write_time: time,

@@ -34,11 +34,12 @@ pub async fn messages(call: Call) -> Result<Response, ApiError> {
     let name = fields.text("model")?.map_or_else(|| served.name.clone(), str::to_owned);
     // A stream begins with the number of cached tokens, which the first part of the prompt tells.
     (generation.progress, generation.streamed) = (streams, streams);
-    let running = served.generate(generation, &call.caller).await?;
+    let (request, ping) = (call.id.clone(), call.app.limits().ping);
+    let running = served.generate(generation, &call.parsed()).await?;
     let id = new_id("msg_");
     if streams {
-        let encoder = MessageStream::new(id, call.id.clone(), name, running.prompt_tokens());
-        return Ok(stream::respond(running, encoder, StreamFormat::Events, call.app.limits().ping));
+        let encoder = MessageStream::new(id, request, name, running.prompt_tokens());
+        return Ok(stream::respond(running, encoder, StreamFormat::Events, ping));
     }
     let write = move |choices: &[Choice]| {
         let missing = || ApiError::new(ErrorKind::Internal, "there is no answer");

@@ -31,7 +31,7 @@ pub async fn completion(call: Call) -> Result<Response, ApiError> {
     let served = call.model().await?;
     let fields = call.fields();
     let prompts = prompt_fields::prompts(&fields, "prompt")?;
-    respond(&call, &served, &fields, prompts).await
+    respond(call, &served, prompts).await
 }
 
 /// `/completions`: a request with a model, which OpenAI's clients always name, is one of OpenAI's.
@@ -44,17 +44,17 @@ pub async fn completion_or_openai(call: Call) -> Result<Response, ApiError> {
 
 /// Answers a request for these prompts.
 pub(super) async fn respond(
-    call: &Call,
+    call: Call,
     served: &Arc<ServedModel>,
-    fields: &Fields<'_>,
     prompts: Vec<Prompt>,
 ) -> Result<Response, ApiError> {
-    let (mut generations, mut options) = parse_with(fields, served, prompts)?;
+    let fields = call.fields();
+    let (mut generations, mut options) = parse_with(&fields, served, prompts)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
     let truncated = generations.iter().any(|generation| generation.truncation.is_some());
     generations.iter_mut().for_each(|generation| generation.streamed = streams);
-    let ping = sse_ping(fields, call.app.limits().ping)?;
-    let running = served.generate_all(generations, &call.caller).await?;
+    let ping = sse_ping(&fields, call.app.limits().ping)?;
+    let running = served.generate_all(generations, &call.parsed()).await?;
     if truncated {
         options.prompts = running.prompts().iter().cloned().map(Prompt::Tokens).collect();
     }

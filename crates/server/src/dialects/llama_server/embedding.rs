@@ -1,7 +1,6 @@
 //! `/embedding`: a vector for each text, in llama-server's own form.
 
-use axum::Json;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use quadriga_llm::Pooling;
 use serde_json::{Value, json};
 
@@ -19,7 +18,7 @@ use crate::operation::caller::TokenNeed;
 const UNSCALED: i64 = -1;
 
 /// Computes a vector for each text.
-pub(super) async fn embedding(call: Call) -> Result<Json<Value>, ApiError> {
+pub(super) async fn embedding(call: Call) -> Result<Response, ApiError> {
     let served = call.model().await?;
     let (texts, norm) = parse(&call.fields(), &served)?;
     let usage = call.caller.enter()?;
@@ -29,19 +28,19 @@ pub(super) async fn embedding(call: Call) -> Result<Json<Value>, ApiError> {
     let vectors = served.embed(task, texts, call.caller.client(), usage).await?;
     let width = served.model.hyperparameters().width;
     let data: Vec<Value> = vectors
-        .into_iter()
+        .iter()
         .enumerate()
         .map(|(index, vector)| {
             // There is one for each token without pooling.
             let each = match served.pooling() {
                 Pooling::None => vector.chunks(width.max(1)).map(<[f32]>::to_vec).collect(),
-                _ => vec![vector],
+                _ => vec![vector.clone()],
             };
             let each: Vec<Vec<f32>> = each.into_iter().map(|vector| normalized(vector, norm)).collect();
             json!({ "index": index, "embedding": each })
         })
         .collect();
-    Ok(Json(data.into()))
+    Ok(vectors.written(&data.into()))
 }
 
 /// The texts of a request, and the norm of their vectors.
@@ -65,7 +64,7 @@ pub(crate) fn parse(
 /// `/embeddings`: texts in `content` are for llama-server's form, those in `input` for OpenAI's.
 pub(super) async fn embedding_or_openai(call: Call) -> Result<Response, ApiError> {
     match call.fields().has("content") {
-        true => Ok(embedding(call).await?.into_response()),
+        true => embedding(call).await,
         false => embeddings::embeddings(call).await,
     }
 }

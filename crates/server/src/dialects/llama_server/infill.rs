@@ -21,7 +21,7 @@ pub async fn infill(call: Call) -> Result<Response, ApiError> {
     // What is wrong with the request is said before what is missing in the model.
     completion::parse_with(&fields, &served, Vec::new())?;
     let prompt = prompt(&fields, &served)?;
-    completion::respond(&call, &served, &fields, vec![prompt]).await
+    completion::respond(call, &served, vec![prompt]).await
 }
 
 /// The request as a [`Generation`].

@@ -37,7 +37,7 @@ pub async fn chat(call: Call) -> Result<Response, ApiError> {
     match generation {
         Some(generation) => {
             keep.apply(&call, &served)?;
-            answer(&call, &served, head, generation, streams).await
+            answer(call, &served, head, generation, streams).await
         }
         None => loaded(&call, &served, &head, keep),
     }
@@ -75,18 +75,19 @@ pub(super) async fn unloaded(
 
 /// Answers a request.
 pub(super) async fn answer(
-    call: &Call,
+    call: Call,
     served: &Arc<ServedModel>,
     head: Head,
     generation: Generation,
     streams: bool,
 ) -> Result<Response, ApiError> {
     let generation = Generation { streamed: streams, ..generation };
-    let running = served.generate(generation, &call.caller).await?;
+    let ping = call.app.limits().ping;
+    let running = served.generate(generation, &call.parsed()).await?;
     let prompt = running.prompts().first().cloned().unwrap_or_default();
     if streams {
         let encoder = AnswerStream::new(head, Arc::clone(served), prompt);
-        return Ok(stream::respond(running, encoder, StreamFormat::Lines, call.app.limits().ping));
+        return Ok(stream::respond(running, encoder, StreamFormat::Lines, ping));
     }
     let served = Arc::clone(served);
     let write = move |choices: &[Choice]| {

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
+use axum::response::Response;
 use quadriga_llm::{Pooling, cut_tokens, text_tokens};
 use serde_json::{Value, json};
 
 use super::request_fields::{keep_alive, model};
 use crate::call::Call;
 use crate::dialects::openai::embeddings::shorten;
+use crate::embed::Embedded;
 use crate::embedding::EmbeddingTask;
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -96,7 +98,7 @@ fn check_pooling(served: &ServedModel) -> Result<(), ApiError> {
 }
 
 /// A vector for each text. A text that is too long is an error, unless `truncate` asks to cut it.
-pub(super) async fn embed(call: Call) -> Result<Json<Value>, ApiError> {
+pub(super) async fn embed(call: Call) -> Result<Response, ApiError> {
     let started = Instant::now();
     let served = model(&call).await?;
     let load = started.elapsed();
@@ -110,20 +112,21 @@ pub(super) async fn embed(call: Call) -> Result<Json<Value>, ApiError> {
     keep.apply(&call, &served)?;
     usage.reserve(TokenNeed::exact(count))?;
     let mut vectors = match tokens.is_empty() {
-        true => Vec::new(),
+        true => Embedded::default(),
         false => served.embed(EmbeddingTask::Embed, tokens, call.caller.client(), usage).await?,
     };
     if let Some(dimensions) = dimensions {
         vectors.iter_mut().for_each(|vector| shorten(vector, dimensions));
     }
     let name = fields.text("model")?.unwrap_or(&served.name);
-    Ok(Json(json!({
+    let answer = json!({
         "model": name,
-        "embeddings": vectors,
+        "embeddings": *vectors,
         "total_duration": started.elapsed().as_nanos() as u64,
         "load_duration": load.as_nanos() as u64,
         "prompt_eval_count": count,
-    })))
+    });
+    Ok(vectors.written(&answer))
 }
 
 /// The request for the vector of one text, or of none.

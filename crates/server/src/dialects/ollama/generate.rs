@@ -33,7 +33,7 @@ pub async fn generate(call: Call) -> Result<Response, ApiError> {
     match generation {
         Some(generation) => {
             keep.apply(&call, &served)?;
-            answer(&call, &served, head, generation, streams).await
+            answer(call, &served, head, generation, streams).await
         }
         None => loaded(&call, &served, &head, keep),
     }

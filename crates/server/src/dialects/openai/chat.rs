@@ -37,7 +37,7 @@ pub async fn chat(call: Call) -> Result<Response, ApiError> {
     generation.streamed = streams;
     let ping = sse_ping(&fields, call.app.limits().ping)?;
     let shown = ShownParts::new(&fields)?;
-    let running = served.generate(generation, &call.caller).await?;
+    let running = served.generate(generation, &call.parsed()).await?;
     let head = AnswerHead::new("chatcmpl-", &served);
     if streams {
         let encoder = ChatStream::new(head, &running, options, shown);

@@ -55,7 +55,13 @@ pub async fn completions(call: Call) -> Result<Response, ApiError> {
     }
     // Prompts that are cut are shown as they were used.
     let mut echoed = if echo && !truncated { echoed_texts(&served, &generations)? } else { Vec::new() };
-    let running = served.generate_all(generations, &call.caller).await?;
+    let shown = ShownFields {
+        logprobs: fields.has("logprobs"),
+        prompt_logprobs: fields.has("prompt_logprobs"),
+        slot: fields.has("id_slot"),
+        token_ids,
+    };
+    let running = served.generate_all(generations, &call.parsed()).await?;
     if echo && truncated {
         let prompts = running.prompts().iter();
         echoed =
@@ -66,12 +72,6 @@ pub async fn completions(call: Call) -> Result<Response, ApiError> {
         let encoder = CompletionStream::new(head, &running, echoed, choices, (options, token_ids));
         return Ok(stream::respond(running, encoder, StreamFormat::Events, ping));
     }
-    let shown = ShownFields {
-        logprobs: fields.has("logprobs"),
-        prompt_logprobs: fields.has("prompt_logprobs"),
-        slot: fields.has("id_slot"),
-        token_ids,
-    };
     let usage = Usage::new(running.prompt_tokens(), choices);
     let prompts = running.prompts().to_vec();
     let write = move |answers: &[Choice]| {

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::Json;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use quadriga_llm::{Pooling, text_tokens};
 use serde_json::{Value, json};
 
@@ -108,13 +107,12 @@ pub async fn embeddings(call: Call) -> Result<Response, ApiError> {
             json!({ "object": "embedding", "index": index, "embedding": embedding })
         })
         .collect();
-    Ok(Json(json!({
+    Ok(vectors.written(&json!({
         "object": "list",
         "model": served.name,
         "data": data,
         "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
-    }))
-    .into_response())
+    })))
 }
 
 /// The texts of a field: a text, tokens, or a list of either.

@@ -35,7 +35,7 @@ pub async fn responses(call: Call) -> Result<Response, ApiError> {
     generation.streamed = streams;
     let ping = sse_ping(&fields, call.app.limits().ping)?;
     let object = ResponseObject::new(&fields, &served, &generation);
-    let running = served.generate(generation, &call.caller).await?;
+    let running = served.generate(generation, &call.parsed()).await?;
     if streams {
         let encoder = ResponseStream::new(object, &running);
         return Ok(stream::respond(running, encoder, StreamFormat::Events, ping));
