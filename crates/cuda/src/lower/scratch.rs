@@ -81,6 +81,11 @@ pub(super) fn columns_per_slab(k: usize, size: usize, n: usize) -> usize {
 /// The most rows of a tile of one expert.
 pub(super) const EXPERT_TILE: usize = 64;
 
+/// Rows in the order of their experts, the number of tiles and the tiles, and `x` bytes of activations.
+pub(super) fn sorted_rows(rows: usize, tiles: usize, x: usize) -> [usize; 3] {
+    [rows.saturating_mul(4), tiles.saturating_add(1).saturating_mul(16), x]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,9 +119,4 @@ mod tests {
             assert!(rows >= forecast && rows * k * 2 <= left, "{rows} of {forecast}");
         }
     }
-}
-
-/// Rows in the order of their experts, the number of tiles and the tiles, and `x` bytes of activations.
-pub(super) fn sorted_rows(rows: usize, tiles: usize, x: usize) -> [usize; 3] {
-    [rows.saturating_mul(4), tiles.saturating_add(1).saturating_mul(16), x]
 }
