@@ -20,7 +20,7 @@ class Unit(enum.Enum):
 class Weather(pydantic.BaseModel):
     """The weather in a city."""
 
-    city: str
+    city: str = pydantic.Field(max_length=20)
     unit: Unit
 
 
@@ -168,7 +168,8 @@ class Responses(unittest.TestCase):
             "input": "How is the weather in Bern?",
             "tools": [openai.pydantic_function_tool(Weather)],
             "tool_choice": "required",
-            "parallel_tool_calls": True,
+            # Random weights may go on calling for ever, and the accumulator wants an answer that is complete.
+            "parallel_tool_calls": False,
             "max_output_tokens": 600,
             "extra_body": {"reasoning_budget_tokens": 16, "seed": 3},
         }
@@ -176,11 +177,11 @@ class Responses(unittest.TestCase):
             events = list(stream)
             final = stream.get_final_response()
         kinds = [item.type for item in final.output]
-        self.assertEqual((kinds[0], set(kinds[1:])), ("reasoning", {"function_call"}))
+        self.assertEqual(kinds, ["reasoning", "function_call"])
         for number, item in enumerate(final.output):
             own = [event for event in events if getattr(event, "output_index", None) == number]
             self.assertEqual((own[0].type, own[-1].type), ("response.output_item.added", "response.output_item.done"))
-            if item.type == "function_call" and item.status == "completed":
+            if item.type == "function_call":
                 self.assertIsInstance(item.parsed_arguments, Weather)
                 deltas = [event for event in own if event.type == "response.function_call_arguments.delta"]
                 self.assertEqual(deltas[-1].snapshot, item.arguments)
@@ -212,7 +213,13 @@ class Types(unittest.TestCase):
     def test_others(self):
         body = {"prompt": "The capital of France is", "max_tokens": 8, "logprobs": 2}
         self.check(types.Completion, self.send("/completions", **body))
-        self.check_stream(types.Completion, "/completions", **body)
+        # The type knows no chunk before the last, which have no reason of their end.
+        lines = self.send("/completions", stream=True, **body).split("\n")
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+        self.assertEqual([chunk["choices"][0]["finish_reason"] for chunk in chunks], [None] * (len(chunks) - 1) + ["length"])
+        for chunk in chunks:
+            chunk["choices"][0]["finish_reason"] = "length"
+            self.check(types.Completion, json.dumps(chunk))
         self.check(types.CreateEmbeddingResponse, self.send("/embeddings", input=["a", "b"]))
         listed = httpx.get(server.thinking() + "/v1/models").json()
         self.check(list[types.Model], json.dumps(listed["data"]))
