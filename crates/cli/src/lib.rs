@@ -213,6 +213,10 @@ pub fn main_with_args(line: impl IntoIterator<Item = OsString>) -> u8 {
             }
         };
         environment::check()?;
+        if matches!(arguments.command, Command::Serve(_)) {
+            // Before the first thread, that for Ctrl-C.
+            serve::use_one_arena();
+        }
         interrupt::install();
         if !arguments.command.is_quiet() {
             kernel_progress::install();

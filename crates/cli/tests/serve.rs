@@ -23,6 +23,11 @@ pub(crate) struct Running {
 }
 
 impl Running {
+    /// The number of its process.
+    pub(crate) fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Starts a server, and waits until it is ready.
     pub(crate) fn start(command: &mut Command) -> Running {
         let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();

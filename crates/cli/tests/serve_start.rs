@@ -45,6 +45,32 @@ fn the_limit_of_descriptors_is_raised() {
     assert_eq!(fields[3], fields[4], "{line}");
 }
 
+/// The allocator keeps what is free at the end of all arenas but the first, so that there must be no other: also none of a thread that
+/// was there before the command.
+#[test]
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn all_threads_allocate_from_one_arena() {
+    const ARENA: usize = 64 << 20;
+    let fixture = Fixture::new(&[]);
+    let server = Running::start(&mut fixture.command("serve", &["--port", "0", "-c", "64"]));
+    let body = json!({ "prompt": "x", "max_tokens": 3 }).to_string();
+    assert_eq!(server.ask("POST", "/v1/completions", "", &body).0, 200);
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", server.process())).unwrap();
+    let ranges = maps.lines().map(|line| {
+        let (range, rest) = line.split_once(' ').unwrap();
+        let (start, end) = range.split_once('-').unwrap();
+        let number = |text| usize::from_str_radix(text, 16).unwrap();
+        (number(start), number(end), &rest[..4])
+    });
+    // An arena begins at a multiple of its size; what it does not use yet cannot be accessed.
+    let ranges: Vec<_> = ranges.collect();
+    let arena = ranges.windows(2).find(|pair| {
+        let ((start, end, access), (next, last, unused)) = (pair[0], pair[1]);
+        start % ARENA == 0 && access == "rw-p" && (end, unused) == (next, "---p") && last == start + ARENA
+    });
+    assert_eq!(arena, None, "{maps}");
+}
+
 #[test]
 fn models_of_a_folder_have_aliases() {
     let folder = tempfile::tempdir().unwrap();

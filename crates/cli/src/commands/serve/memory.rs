@@ -28,14 +28,14 @@ pub(super) fn check_fit(plan: &Plan, backends: &[Arc<dyn Backend>], chosen: bool
 /// each thread, up to eight a core, and keeps what lies at the end of all but the first for ever: 40 MB after some storms of requests.
 /// Small blocks come from caches of each thread, so that threads hardly wait for each other. To be called before there are others.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-pub(super) fn use_one_arena() {
+pub(crate) fn use_one_arena() {
     // SAFETY: it changes a number that is read when an arena is made.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
 
 /// Other allocators have no arenas of this kind.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-pub(super) fn use_one_arena() {}
+pub(crate) fn use_one_arena() {}
 
 /// Gives memory back to the system that nothing uses. The allocator of glibc keeps what lies between blocks in use: after a time with
 /// many requests that is most of what they needed.

@@ -22,6 +22,7 @@ use quadriga_view::format::plural;
 
 use self::loader::Loader;
 use self::logs::{LogFormat, LogLevel};
+pub(crate) use self::memory::use_one_arena;
 use super::embed;
 use crate::answer::AnswerOptions;
 use crate::failure::{Failure, Outcome};
@@ -260,7 +261,6 @@ fn serve_at(arguments: &ServeArgs, level: LogLevel) -> Outcome {
     if !arguments.model.quiet {
         arguments.foreign.without_effect().for_each(|reason| note!("quadriga: {reason}"));
     }
-    memory::use_one_arena();
     descriptors::raise_limit();
     let collector = arguments.otlp_endpoint.as_deref();
     let _traces = logs::install(arguments.log_format, level, arguments.log_prompts, collector)?;
