@@ -77,12 +77,12 @@ fn launchers_end_all_ranks_when_one_is_killed() {
 #[test]
 fn a_server_whose_rank_is_killed_answers_503_where_the_launcher_lets_the_others_live() {
     for family in families() {
-        for (how, rank, ranks) in [("tensor", 1, 2), ("pipeline", 1, 2), ("tensor=2,pipeline=2", 3, 4)] {
+        // Of more than two ranks under MPICH, one that waits for the killed one within MPI may stop sending heartbeats, too.
+        let more = family.ends_with("openmpi").then_some(("tensor=2,pipeline=2", 3, 4));
+        for (how, rank, ranks) in [("tensor", 1, 2), ("pipeline", 1, 2)].into_iter().chain(more) {
             let served = Served::of(lets_others_live(&family, ranks, serve(how)));
             let (answers, code, rest) = signalled(served, "-KILL", (rank, ranks));
-            // Under MPICH, one that waits for it within MPI may stop sending heartbeats, too, and be noticed first.
-            let any = ranks == 4 && !family.ends_with("openmpi");
-            let name = if any { "rank ".to_owned() } else { format!("rank {rank} on ") };
+            let name = format!("rank {rank} on ");
             for text in answers {
                 assert!(text.starts_with("HTTP/1.1 503") && text.contains(&name), "{how}: {text} {rest}");
             }
