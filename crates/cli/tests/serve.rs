@@ -13,12 +13,12 @@ use crate::common::{Fixture, answer_of_run, output, quadriga, windowed_prompts};
 use quadriga_llm::default_model;
 use serde_json::{Value, json};
 
-const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+pub(crate) const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
 
 /// A server that runs, and what it logs.
 pub(crate) struct Running {
     child: Child,
-    address: String,
+    pub(crate) address: String,
     log: Option<JoinHandle<String>>,
 }
 
@@ -101,7 +101,7 @@ fn hello() -> Value {
     json!({ "messages": [{ "role": "user", "content": "sesame" }], "max_tokens": 4 })
 }
 
-fn serve(fixture: &Fixture, flags: &[&str]) -> Running {
+pub(crate) fn serve(fixture: &Fixture, flags: &[&str]) -> Running {
     Running::start(fixture.command("serve", &["--port", "0", "-c", "2048"]).args(flags))
 }
 
@@ -620,102 +620,6 @@ fn a_model_that_needs_more_memory_than_there_is_is_refused() {
 }
 
 #[test]
-fn a_server_whose_only_model_does_not_fit_does_not_start() {
-    let fixture = Fixture::new(&["--layers", "24", "--width", "512"]);
-    let refused = |flags: &[&str]| {
-        let command = &mut fixture.command("serve", &["--port", "0", "-q"]);
-        output(command.args(flags))
-            .failed(1, &["does not fit", "cpu needs", "--kv-tokens", "(-c)", "--parallel"]);
-    };
-    refused(&["-c", "64", "--kv-tokens", "40000000"]);
-    refused(&["-c", "40000000"]);
-    // What the defaults reserve is no reason.
-    Running::start(&mut fixture.command("serve", &["--port", "0"]));
-}
-
-/// Whoever reads the log as JSON gets nothing else, whether the server runs or not.
-#[test]
-fn every_line_of_a_log_in_json_is_json() {
-    let fixture = Fixture::with_template(TEMPLATE);
-    let lines = |log: &str| -> Vec<Value> {
-        let parse =
-            |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}\n{log}"));
-        log.lines().map(parse).collect()
-    };
-    let flags = ["--log-format", "json", "--host", "0.0.0.0", "-fa", "off"];
-    let server = serve(&fixture, &flags);
-    let busy = server.address.rsplit(':').next().unwrap().to_owned();
-    let failed = output(
-        fixture
-            .command("serve", &["-c", "2048", "--log-format", "json", "--port", &busy])
-            .args(["--host", "0.0.0.0"]),
-    );
-    let last = lines(&failed.err).pop().unwrap();
-    assert_eq!((failed.code, last["level"].as_str()), (Some(1), Some("ERROR")), "{last}");
-    assert!(last["message"].as_str().unwrap().contains("cannot listen"), "{last}");
-    server.signal("TERM");
-    let (_, log) = server.wait();
-    let lines = lines(&log);
-    let has = |level: &str, words: &str| {
-        lines.iter().any(|line| {
-            line["level"] == level && line["message"].as_str().unwrap_or_default().contains(words)
-        })
-    };
-    assert!(has("WARN", "everybody who reaches"), "{log}");
-    assert!(has("INFO", "is served at") && has("INFO", "-fa off has no effect"), "{log}");
-    // Where nothing is logged, it is still said why the server did not start.
-    let silent = output(
-        &mut fixture.command("serve", &["--log-format", "json", "--log-level", "off", "-m", "none.gguf"]),
-    );
-    assert!(silent.code == Some(1) && silent.err.contains("none.gguf"), "{silent:?}");
-}
-
-#[test]
-fn wrong_options_are_errors() {
-    let fixture = Fixture::new(&[]);
-    let refused = |flags: &[&str], part: &str| {
-        let failed = output(&mut fixture.command("serve", flags));
-        assert!(failed.code != Some(0) && failed.err.contains(part), "{failed:?}");
-    };
-    refused(&["--tls-cert", "x.pem"], "--tls-key");
-    refused(&["--tls-cert", "x.pem", "--tls-key", "y.pem"], "x.pem");
-    refused(&["--ssl-cert-file", "x.pem", "--ssl-key-file", "y.pem"], "x.pem");
-    refused(&["--api-key-file", "no/such/file"], "no/such/file");
-    refused(&["--models-dir", "no/such/folder"], "no/such/folder");
-    refused(&["--host", "no/such/folder/q.sock"], "q.sock");
-    refused(&["--host", "no/such/folder/qsock"], "qsock");
-    refused(&["no-such-model.gguf"], "is not a model");
-    refused(&["--socket-mode", "999"], "octal");
-    refused(&["--single-turn"], "quadriga chat");
-    refused(&["--api-prefix", "llm"], "/llm");
-    refused(&["--api-prefix", "/{x}"], "/llm");
-    refused(&["--reasoning-format", "some"], "deepseek-legacy");
-    refused(&["--pooling", "median"], "mean, cls, last");
-    refused(&["--pooling", "rank", "--port", "0"], "classification head");
-    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../server/tests/data/first");
-    let [certificate, key] = ["certificate", "key"].map(|name| format!("{data}-{name}.pem"));
-    refused(&["--tls-cert", &certificate, "--tls-key", &certificate], "it holds a certificate");
-    refused(&["--tls-cert", &key, "--tls-key", &key], "it holds a private key");
-    output(&mut quadriga(["serve", "--port", "0", "-m", "none.gguf"])).failed(1, &["none.gguf"]);
-    // Whoever listens where others can reach it without a key is warned.
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port().to_string();
-    refused(&["--port", &port], "cannot listen at 127.0.0.1");
-    refused(&["--host", "no.such.host.invalid"], "no.such.host.invalid");
-}
-
-#[test]
-fn another_address_without_a_key_is_warned_about() {
-    let fixture = Fixture::new(&[]);
-    let server = serve(&fixture, &["--host", "0.0.0.0"]);
-    server.signal("TERM");
-    assert!(server.wait().1.contains("WARNING: everybody who reaches 0.0.0.0"));
-    let server = serve(&fixture, &["--host", "0.0.0.0", "--api-key", "k"]);
-    server.signal("TERM");
-    assert!(!server.wait().1.contains("WARNING"));
-}
-
-#[test]
 fn a_reranker_sorts_documents_as_embed_does() {
     let fixture = Fixture::reranker();
     let texts = ["aaa", "zzzzzz", "query"];
@@ -766,18 +670,4 @@ fn flags_hold_for_requests_that_say_nothing_else() {
     assert!(first.1.len() == 30 && first.1.bytes().all(|byte| byte.is_ascii_lowercase()), "{first:?}");
     assert_eq!(first, second, "they have one seed");
     assert_eq!(ask("k1,k2").0, 401);
-}
-
-#[test]
-fn forms_that_cannot_be_kept_and_caches_without_room_are_refused_at_the_start() {
-    let fixture = Fixture::with_template(TEMPLATE);
-    for (flags, reason) in [
-        (["--json-schema", "{\"not\": {}}"], "JSON schema"),
-        (["--grammar", "root ::= missing"], "missing"),
-        (["--cache-ram", "100"], "100M"),
-    ] {
-        let output = fixture.command("serve", &["--port", "0", "-c", "64"]).args(flags).output().unwrap();
-        let error = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.code() == Some(2) && error.contains(reason), "{flags:?}: {error}");
-    }
 }

@@ -24,6 +24,7 @@ mod ollama;
 mod openapi;
 mod reasoning_off;
 mod responses;
+mod slow_loaders;
 mod strict_templates;
 mod tool_choice;
 mod vllm;

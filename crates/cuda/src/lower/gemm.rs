@@ -20,7 +20,7 @@ use crate::program::ProgramStep;
 use crate::tensor_map::TensorMap;
 
 /// Rows and columns of a block's results.
-const TILE: u32 = 128;
+const TILE: u32 = scratch::GEMM_TILE as u32;
 /// The largest grid in y.
 const MAX_TILES: usize = 65_535;
 /// Threads of a block of `k_add_odd_rows`, and its tokens.

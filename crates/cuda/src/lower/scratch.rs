@@ -49,12 +49,14 @@ pub(super) fn operands(m: usize, k: usize, size: usize, n: usize, slab: usize) -
     [m.saturating_mul(k * size), rows_per_slab(k, size, n, slab).saturating_mul(k * size)]
 }
 
+/// Rows and columns of the results of a block of GEMM.
+pub(super) const GEMM_TILE: usize = 128;
+
 /// How many rows of a weight are converted at a time: whole tiles of GEMM, if there are that many, and in any case an even number,
 /// since the kernels store pairs of results, which must not begin at an odd column.
 pub(super) fn rows_per_slab(k: usize, size: usize, n: usize, slab: usize) -> usize {
-    const TILE: usize = 128;
     let fitting = slab / (k * size).max(1);
-    let whole = if fitting > TILE { fitting - fitting % TILE } else { fitting - fitting % 2 };
+    let whole = if fitting > GEMM_TILE { fitting - fitting % GEMM_TILE } else { fitting - fitting % 2 };
     whole.clamp(2.min(n.max(1)), n.max(1))
 }
 
